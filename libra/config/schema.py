@@ -1,0 +1,222 @@
+"""The configuration of a run: one frozen Struct a table of the TOML file.
+
+Unknown keys are refused everywhere. Every quantity names its unit (`_s`, `_tokens`, `_bytes`). Values are range-checked
+by the types here; relations between values (`max_lag` against `mode`, heads against TP) are in `preflight`.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+PosInt = Annotated[int, Meta(ge=1)]
+NatInt = Annotated[int, Meta(ge=0)]
+PosFloat = Annotated[float, Meta(gt=0)]
+NonNegFloat = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Mode = Literal["async", "one-step-off", "sync"]
+
+
+class _Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class RunConfig(_Table, frozen=True):
+    """What the run is called and how far it goes."""
+
+    name: Name = "run"
+    seed: NatInt = 0
+    steps: PosInt = 100
+    """Batches to consume; skipped ones count."""
+    mode: Mode = "async"
+    directory: str = "runs"
+    """Where run directories are made; relative to the working directory."""
+
+
+class ModelConfig(_Table, frozen=True):
+    """A decoder of the Llama family, as a transformers configuration. Vocabulary comes from the tokenizer."""
+
+    architecture: Literal["qwen2", "llama"] = "qwen2"
+    hidden: PosInt = 96
+    layers: PosInt = 2
+    heads: PosInt = 4
+    kv_heads: PosInt = 4
+    ffn: PosInt = 192
+    tied_embeddings: bool = True
+    initializer_range: PosFloat = 0.06
+    rope_theta: PosFloat = 10_000.0
+    max_positions: PosInt = 512
+
+
+class AllocationConfig(_Table, frozen=True):
+    """Which device ranks train. The others serve the buckets, in rank order."""
+
+    trainer: PosInt = 2
+    """Core ranks: the FSDP2 mesh, fixed for the run."""
+
+
+class BucketConfig(_Table, frozen=True):
+    """Engines of one shape."""
+
+    name: Name = "main"
+    engine: Literal["torch"] = "torch"
+    tp: PosInt = 1
+    engines: PosInt = 1
+    max_batch: PosInt = 128
+    """Turns that decode at the same time on one engine."""
+    kv_tokens: PosInt = 65_536
+    """KV room of one engine, in tokens."""
+
+
+class SchedulerConfig(_Table, frozen=True):
+    """Who decides which engine takes a turn."""
+
+    policy: Literal["least_loaded"] = "least_loaded"
+
+
+class RolloutConfig(_Table, frozen=True):
+    """How trajectories are sampled and admitted."""
+
+    groups_per_batch: PosInt = 20
+    samples_per_group: Annotated[int, Meta(ge=2)] = 8
+    temperature: PosFloat = 1.0
+    max_lag: NatInt | None = None
+    """Batches that admission may run ahead: L. None takes the mode's: async 2, one-step-off 1, sync 0."""
+    overdue: Literal["wait", "drop_group"] = "wait"
+    retries: NatInt = 1
+    """Fresh attempts after a trajectory ends as `failed`, before its group is dropped."""
+
+
+class ToolFault(_Table, frozen=True):
+    """Makes a share of tool calls misbehave: for tests of the system, never for training."""
+
+    kind: Literal["none", "hang", "crash", "flood", "fail"] = "none"
+    """hang: never returns; crash: the tool's process dies; flood: 50 MB of output; fail: an error for every call."""
+    rate: Fraction = 0.0
+
+
+class ToolLimits(_Table, frozen=True):
+    """What one tool call may take. Tools run in processes of their own."""
+
+    workers: PosInt = 2
+    deadline_s: PosFloat = 5.0
+    output_bytes: PosInt = 65_536
+    """Output beyond this is read and thrown away; the observation says that it was cut."""
+    memory_bytes: PosInt = 1 << 30
+
+
+class CalculatorConfig(_Table, frozen=True, tag_field="name", tag="calculator"):
+    """Flat chains (`43-12+7*2`, left to right) solved with a tool that does one operation a call."""
+
+    max_operations: Annotated[int, Meta(ge=1, le=10)] = 10
+    stop_probability: Annotated[float, Meta(gt=0, le=1)] = 0.4
+    """After each operation the chain ends with this probability."""
+    max_operand: Annotated[int, Meta(ge=2, le=49)] = 49
+    max_calls: PosInt = 12
+    max_errors: PosInt = 3
+    turn_tokens: PosInt = 12
+    """Sampled tokens in one turn at most."""
+    trajectory_tokens: PosInt = 110
+    """All tokens of one trajectory, prompt included."""
+    tool: ToolLimits = ToolLimits()
+    fault: ToolFault = ToolFault()
+
+
+EnvConfig = CalculatorConfig
+
+
+class TrainerConfig(_Table, frozen=True):
+    """The optimiser and the loss. Formulas and sources stand in `libra.train.loss`."""
+
+    lr: PosFloat = 5e-4
+    lr_warmup_steps: NatInt = 25
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+    eps: PosFloat = 1e-8
+    weight_decay: NonNegFloat = 0.0
+    max_grad_norm: PosFloat = 1.0
+    clip_low: Fraction = 0.2
+    clip_high: NonNegFloat = 0.28
+    importance_cap: PosFloat = 2.0
+    """Truncation of the importance weight between the sampling policy and the proximal one."""
+    negative_cap: Annotated[float, Meta(gt=1)] = 3.0
+    """Upper bound of the ratio where the advantage is negative (dual clip)."""
+    advantage: Literal["group_std", "group_mean"] = "group_std"
+    micro_batch_tokens: PosInt = 2048
+    """Padded tokens in one micro-batch at most (a single longer trajectory still goes alone)."""
+    threads: PosInt = 1
+    """Compute threads of each role process."""
+
+
+class WarmStartConfig(_Table, frozen=True):
+    """Supervised steps on scripted demonstrations before the first rollout; cached by content."""
+
+    demonstrations: PosInt = 16_000
+    steps: NatInt = 1000
+    batch: PosInt = 32
+    lr: PosFloat = 3e-3
+    give_up: Fraction = 0.7
+    """Share of demonstrations that answer early with what they have: what RL then has to unlearn."""
+    malformed: Fraction = 0.03
+    """Share of demonstrated calls that are malformed and retried."""
+    cache: str = ""
+    """Directory of the cache; empty: the user's cache directory."""
+
+
+class EvalConfig(_Table, frozen=True):
+    """Held-out tasks, sampled at T = 1 like the training ones."""
+
+    tasks: NatInt = 200
+    at_start: bool = True
+    at_end: bool = True
+
+
+class DeadlineConfig(_Table, frozen=True):
+    """How long each kind of wait may take before it becomes an error or an event."""
+
+    find_controller_s: PosFloat = 60.0
+    role_start_s: PosFloat = 90.0
+    group_s: PosFloat = 60.0
+    """Forming a process group; afterwards the time-out of its collectives."""
+    warm_start_s: PosFloat = 600.0
+    heartbeat_s: PosFloat = 0.5
+    lost_s: PosFloat = 10.0
+    """A supervisor that is silent for this long is lost."""
+    stalled_s: PosFloat = 60.0
+    """A role that has orders but makes no progress for this long is ended and counted as failed."""
+    weights_s: PosFloat = 20.0
+    """One engine's pull and installation of one version."""
+    stop_s: PosFloat = 20.0
+    """Orderly end of all roles; then they are killed."""
+    role_restarts: NatInt = 3
+    """Restarts of one rank's engine role before the rank is given up."""
+
+
+class Config(_Table, frozen=True):
+    """A whole run."""
+
+    include: tuple[str, ...] = ()
+    """Parts merged beneath this file, relative to it; later ones win, the file itself wins over all."""
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    allocation: AllocationConfig = AllocationConfig()
+    bucket: Annotated[tuple[BucketConfig, ...], Meta(min_length=1)] = (BucketConfig(),)
+    scheduler: SchedulerConfig = SchedulerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    env: EnvConfig = field(default_factory=CalculatorConfig)
+    trainer: TrainerConfig = TrainerConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    eval: EvalConfig = EvalConfig()
+    deadline: DeadlineConfig = DeadlineConfig()
+
+    @property
+    def max_lag(self) -> int:
+        """L, in batches: what the user set, else the mode's own."""
+        if self.rollout.max_lag is not None:
+            return self.rollout.max_lag
+        return {"async": 2, "one-step-off": 1, "sync": 0}[self.run.mode]
+
+    @property
+    def devices(self) -> int:
+        """Device ranks that the run needs; torchrun starts one process more."""
+        return self.allocation.trainer + sum(b.engines * b.tp for b in self.bucket)

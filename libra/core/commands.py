@@ -1,0 +1,220 @@
+"""What the core asks of its shell. A shell carries each out and feeds the result back as an event.
+
+`seq` numbers the commands of a run from 1 without gaps; an answering event names it in `cmd`. A shell never does what no
+command asked for.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Role = Literal["trainer", "rollout"]
+Kind = Literal["train", "eval_start", "eval_end"]
+
+
+class Command(Struct, frozen=True, tag=True, array_like=True):
+    seq: int
+
+
+# --- ranks and roles
+
+
+class StartRole(Command, frozen=True, tag=True, array_like=True):
+    """Start a role process on `rank`. `engine` is the engine's id for rollout, -1 for a trainer; `bucket` its bucket's index."""
+
+    rank: int
+    role: Role
+    epoch: int
+    engine: int
+    bucket: int
+
+
+class StopRole(Command, frozen=True, tag=True, array_like=True):
+    """End the role process that `StartRole` number `start` began on `rank`."""
+
+    rank: int
+    start: int
+    reason: str
+
+
+class FormGroup(Command, frozen=True, tag=True, array_like=True):
+    """The members, and nobody else, form process group `group`. `attempt` makes the store prefix unique."""
+
+    group: str
+    members: tuple[int, ...]
+    epoch: int
+    attempt: int
+
+
+# --- weights
+
+
+class WarmStart(Command, frozen=True, tag=True, array_like=True):
+    """The core ranks load or make the warm start, then serve it as version 0."""
+
+    ranks: tuple[int, ...]
+
+
+class InstallWeights(Command, frozen=True, tag=True, array_like=True):
+    """The engine pulls `version` (or a newer one if it is gone) from the core ranks and swaps it in."""
+
+    engine: int
+    version: int
+
+
+# --- trajectories
+
+
+class OpenTrajectory(Command, frozen=True, tag=True, array_like=True):
+    """Open an environment session for sample `sample` of prompt `prompt`; `attempt` counts fresh starts from 0."""
+
+    traj: int
+    kind: Kind
+    prompt: int
+    sample: int
+    attempt: int
+
+
+class Generate(Command, frozen=True, tag=True, array_like=True):
+    """Sample the trajectory's next turn (or the rest of a cut one) on `engine`."""
+
+    traj: int
+    engine: int
+    max_new_tokens: int
+
+
+class CutTurn(Command, frozen=True, tag=True, array_like=True):
+    """Stop the running turn at the next token boundary; its tokens are kept and come back as finish="cut"."""
+
+    traj: int
+    engine: int
+
+
+class Act(Command, frozen=True, tag=True, array_like=True):
+    """Give the sampled turn to the environment: a tool call, or the end of the episode."""
+
+    traj: int
+
+
+class Discard(Command, frozen=True, tag=True, array_like=True):
+    """Close the sessions of these trajectories and forget their tokens."""
+
+    trajs: tuple[int, ...]
+
+
+# --- training
+
+
+class Row(Struct, frozen=True, array_like=True):
+    """One trajectory inside a micro-batch, with the advantage that all its sampled tokens carry."""
+
+    traj: int
+    advantage: float
+
+
+class MicroBatch(Struct, frozen=True, array_like=True):
+    """What one worker takes at a time. `tokens` counts all tokens of its rows."""
+
+    id: int
+    tokens: int
+    rows: tuple[Row, ...]
+
+
+class OpenStep(Command, frozen=True, tag=True, array_like=True):
+    """Begin optimiser step `step` on batch `batch`. The loss is a sum over tokens divided by `loss_tokens`, fixed here."""
+
+    step: int
+    batch: int
+    loss_tokens: int
+    ranks: tuple[int, ...]
+
+
+class Round(Command, frozen=True, tag=True, array_like=True):
+    """One forward and backward on every core rank: `slots[i]` is for `ranks[i]`; None is a dummy."""
+
+    step: int
+    index: int
+    ranks: tuple[int, ...]
+    slots: tuple[MicroBatch | None, ...]
+
+
+class CloseStep(Command, frozen=True, tag=True, array_like=True):
+    """No more rounds: clip by the global norm, check that all is finite, step, and serve the result as `version`."""
+
+    step: int
+    version: int
+    ranks: tuple[int, ...]
+
+
+# --- time, people, end
+
+
+class SetTimer(Command, frozen=True, tag=True, array_like=True):
+    """Answer with `TimerFired` once the run's clock reaches `at` (seconds)."""
+
+    at: float
+
+
+class Report(Command, frozen=True, tag=True, array_like=True):
+    """Tell people: one line for the log, the display and the metrics."""
+
+    level: Literal["info", "warning", "error"]
+    what: str
+
+
+class BatchConsumed(Command, frozen=True, tag=True, array_like=True):
+    """A batch was trained or skipped: one row of the metrics."""
+
+    batch: int
+    version: int
+    trained: bool
+    reward: float
+    """Mean over all trajectories of the batch that ended with a reward, dropped groups included."""
+    groups: int
+    groups_trained: int
+    trajectories: int
+    loss_tokens: int
+    lag: int
+    wait_s: float
+    """Seconds that the trainer stood idle for this batch's last trajectories."""
+    loss: float
+    grad_norm: float
+
+
+class Evaluated(Command, frozen=True, tag=True, array_like=True):
+    """All held-out tasks of one evaluation have ended."""
+
+    kind: Kind
+    version: int
+    tasks: int
+    failed: int
+    reward: float
+
+
+class FinishRun(Command, frozen=True, tag=True, array_like=True):
+    """Stop all roles in good order, write the summary, end. `ok` False: something broke; `reason` says what."""
+
+    ok: bool
+    reason: str
+
+
+AnyCommand = (
+    StartRole
+    | StopRole
+    | FormGroup
+    | WarmStart
+    | InstallWeights
+    | OpenTrajectory
+    | Generate
+    | CutTurn
+    | Act
+    | Discard
+    | OpenStep
+    | Round
+    | CloseStep
+    | SetTimer
+    | Report
+    | BatchConsumed
+    | Evaluated
+    | FinishRun
+)

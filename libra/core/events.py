@@ -1,0 +1,206 @@
+"""What the core is told. The shells (live and simulated) make these; nothing else enters the core.
+
+Every event carries `t`, seconds since the run began. An event that answers a command names it in `cmd` (its sequence
+number). Events carry counts and ids, never token ids or text; `reason` is one short line for people.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Finish = Literal["stop", "length", "cut"]
+Status = Literal["ok", "error", "timeout"]
+
+
+class Event(Struct, frozen=True, tag=True, array_like=True):
+    t: float
+
+
+class Answer(Event, frozen=True, tag=True, array_like=True):
+    """An event that answers command `cmd`."""
+
+    cmd: int
+
+
+# --- ranks and roles
+
+
+class RankJoined(Event, frozen=True, tag=True, array_like=True):
+    """A supervisor said hello. `rank` counts from 1; `device` says what it offers ("cpu", "cuda:0")."""
+
+    rank: int
+    host: str
+    device: str
+
+
+class RankLost(Event, frozen=True, tag=True, array_like=True):
+    """A supervisor is silent beyond its deadline, or its link broke."""
+
+    rank: int
+    reason: str
+
+
+class RoleReady(Answer, frozen=True, tag=True, array_like=True):
+    """The role process of `rank` runs and has said hello to the controller. Answers `StartRole`."""
+
+    rank: int
+
+
+class RoleExited(Event, frozen=True, tag=True, array_like=True):
+    """The role process that `StartRole` number `start` began has ended (on its own or killed), or never came up."""
+
+    rank: int
+    start: int
+    code: int | None
+    reason: str
+
+
+class GroupFormed(Answer, frozen=True, tag=True, array_like=True):
+    """`rank` is a member of the group that `FormGroup` asked for, warmed up."""
+
+    rank: int
+
+
+# --- weights
+
+
+class WarmStarted(Answer, frozen=True, tag=True, array_like=True):
+    """Core rank `rank` holds the weights of the warm start. Answers `WarmStart`."""
+
+    rank: int
+    cached: bool
+    loss: float
+    seconds: float
+
+
+class WeightsHeld(Event, frozen=True, tag=True, array_like=True):
+    """Core rank `rank` serves its shards of `version` from a host buffer."""
+
+    rank: int
+    version: int
+
+
+class WeightsInstalled(Answer, frozen=True, tag=True, array_like=True):
+    """The engine samples with `version` from its next decode step on. Answers `InstallWeights`; `version` may be newer."""
+
+    engine: int
+    version: int
+    seconds: float
+
+
+class WeightsFailed(Answer, frozen=True, tag=True, array_like=True):
+    """The engine could not install the version asked for; it keeps the one it has."""
+
+    engine: int
+    version: int
+    reason: str
+
+
+# --- trajectories
+
+
+class TurnReady(Answer, frozen=True, tag=True, array_like=True):
+    """The environment session is open and its first turn can be sampled. Answers `OpenTrajectory`."""
+
+    traj: int
+    context_tokens: int
+    max_new_tokens: int
+
+
+class TurnGenerated(Answer, frozen=True, tag=True, array_like=True):
+    """An engine finished, or cut, a turn. Answers `Generate`.
+
+    `tokens` were sampled in this segment, by policy versions `oldest` to `newest` (both -1 where tokens == 0).
+    """
+
+    traj: int
+    engine: int
+    tokens: int
+    oldest: int
+    newest: int
+    finish: Finish
+
+
+class ToolReturned(Answer, frozen=True, tag=True, array_like=True):
+    """A tool answered and the next turn is ready. Answers `Act`. The signal is (`tool`, `size`, `status`)."""
+
+    traj: int
+    tool: str
+    status: Status
+    observation_tokens: int
+    seconds: float
+    context_tokens: int
+    max_new_tokens: int
+
+
+class EpisodeEnded(Answer, frozen=True, tag=True, array_like=True):
+    """The environment closed the episode with a reward. Answers `Act`."""
+
+    traj: int
+    reward: float
+    loss_tokens: int
+    """Sampled tokens of the whole trajectory: what carries loss."""
+    total_tokens: int
+
+
+class TrajectoryFailed(Answer, frozen=True, tag=True, array_like=True):
+    """Infrastructure failed under the trajectory: its own terminal state, never reward 0. Answers `OpenTrajectory` or `Act`."""
+
+    traj: int
+    reason: str
+
+
+# --- training
+
+
+class RoundDone(Answer, frozen=True, tag=True, array_like=True):
+    """One core rank finished one round. Answers `Round`."""
+
+    rank: int
+    seconds: float
+
+
+class StepDone(Answer, frozen=True, tag=True, array_like=True):
+    """One core rank closed the step. Answers `CloseStep`. `finite` False: no optimiser step was taken anywhere."""
+
+    rank: int
+    finite: bool
+    loss: float
+    grad_norm: float
+    seconds: float
+
+
+# --- time and people
+
+
+class TimerFired(Answer, frozen=True, tag=True, array_like=True):
+    """The time that `SetTimer` asked for has come. Answers `SetTimer`."""
+
+
+class StopRequested(Event, frozen=True, tag=True, array_like=True):
+    """A person, or a signal, asks the run to end: after the open step (`now` False) or at once."""
+
+    now: bool
+    author: str
+
+
+AnyEvent = (
+    RankJoined
+    | RankLost
+    | RoleReady
+    | RoleExited
+    | GroupFormed
+    | WarmStarted
+    | WeightsHeld
+    | WeightsInstalled
+    | WeightsFailed
+    | TurnReady
+    | TurnGenerated
+    | ToolReturned
+    | EpisodeEnded
+    | TrajectoryFailed
+    | RoundDone
+    | StepDone
+    | TimerFired
+    | StopRequested
+)

@@ -1,0 +1,299 @@
+"""The vocabulary of the links between processes: tagged Structs in length-prefixed msgpack, never pickle.
+
+Two kinds of link reach the controller. A **supervisor link** carries the lifecycle of a rank's roles and its heartbeat;
+a **role link**, opened by each role process itself, carries the bulk: turns, micro-batches, results. Both begin with a
+hello that shows the run's token and incarnation; the controller closes a link whose hello does not match.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+PROTOCOL = 1
+
+
+class Message(Struct, frozen=True, tag=True):
+    pass
+
+
+# --- hellos (either kind of link)
+
+
+class SupervisorHello(Message, frozen=True, tag=True):
+    protocol: int
+    token: str
+    incarnation: str
+    rank: int
+    host: str
+    pid: int
+    device: str
+
+
+class RoleHello(Message, frozen=True, tag=True):
+    """`start` is the sequence number of the `StartRole` command that began this process."""
+
+    protocol: int
+    token: str
+    incarnation: str
+    rank: int
+    start: int
+    pid: int
+
+
+class Refused(Message, frozen=True, tag=True):
+    """The controller's last word on a link that it closes."""
+
+    reason: str
+
+
+# --- controller <-> supervisor
+
+
+class Welcome(Message, frozen=True, tag=True):
+    heartbeat_s: float
+    lost_s: float
+
+
+class SpawnRole(Message, frozen=True, tag=True):
+    """Start `python -m libra.rank.role`; `spec` is an encoded RoleSpec that the child reads from its pipe."""
+
+    start: int
+    spec: bytes
+
+
+class KillRole(Message, frozen=True, tag=True):
+    """End the child of `start`: asked to by EOF of its pipe, killed after `grace_s`."""
+
+    start: int
+    grace_s: float
+
+
+class Shutdown(Message, frozen=True, tag=True):
+    """End the role and yourself with exit code 0."""
+
+    grace_s: float
+
+
+class Heartbeat(Message, frozen=True, tag=True):
+    """`beats` is the child's own progress counter, `doing` its one-word stage; -1 and "" without a child."""
+
+    n: int
+    start: int
+    beats: int
+    doing: str
+
+
+class ChildExited(Message, frozen=True, tag=True):
+    """The child of `start` ended; negative `code` is a signal. `log_tail` are the last lines of its log."""
+
+    start: int
+    code: int
+    log_tail: str
+
+
+# --- supervisor -> role (first frame on the pipe), role -> supervisor (beats)
+
+
+class RoleSpec(Message, frozen=True, tag=True):
+    """All a role process needs to begin. `config` is the JSON of the resolved configuration."""
+
+    rank: int
+    start: int
+    role: Literal["trainer", "rollout"]
+    epoch: int
+    engine: int
+    bucket: int
+    incarnation: str
+    token: str
+    controller: str
+    device: str
+    config: bytes
+
+
+class Beat(Message, frozen=True, tag=True):
+    beats: int
+    doing: str
+
+
+# --- controller -> role
+
+
+class FormMembers(Message, frozen=True, tag=True):
+    """Join the group as `index` of `size` under the store prefix `prefix`."""
+
+    cmd: int
+    prefix: str
+    index: int
+    size: int
+
+
+class StartWarm(Message, frozen=True, tag=True):
+    cmd: int
+
+
+class Install(Message, frozen=True, tag=True):
+    """Pull `version` from `sources` (one address a core rank, in core order: "host:port")."""
+
+    cmd: int
+    version: int
+    sources: tuple[str, ...]
+
+
+class Turn(Message, frozen=True, tag=True):
+    """Sample a turn: at most `max_new_tokens` after `tokens`. `noise` = (run seed, prompt ordinal, sample, attempt)."""
+
+    cmd: int
+    traj: int
+    tokens: list[int]
+    max_new_tokens: int
+    noise: tuple[int, int, int, int]
+
+
+class Cut(Message, frozen=True, tag=True):
+    traj: int
+
+
+class Forget(Message, frozen=True, tag=True):
+    """The prefixes of these trajectories will not be needed again."""
+
+    trajs: list[int]
+
+
+class Open(Message, frozen=True, tag=True):
+    cmd: int
+    step: int
+    batch: int
+    loss_tokens: int
+    lr_scale: float
+
+
+class Sample(Message, frozen=True, tag=True):
+    """One trajectory as training sees it. `sampled[i]` is 1 where tokens[i] was sampled by the policy (carries loss).
+
+    `logprobs` and `versions` have one entry for each token; they mean something only where `sampled` is 1.
+    """
+
+    traj: int
+    tokens: list[int]
+    sampled: bytes
+    logprobs: list[float]
+    versions: list[int]
+    advantage: float
+
+
+class RunRound(Message, frozen=True, tag=True):
+    """This rank's part of a round; no samples: a dummy."""
+
+    cmd: int
+    index: int
+    samples: list[Sample]
+
+
+class Close(Message, frozen=True, tag=True):
+    cmd: int
+    step: int
+    version: int
+
+
+class Stop(Message, frozen=True, tag=True):
+    """End in good order: exit code 0."""
+
+
+# --- role -> controller
+
+
+class Formed(Message, frozen=True, tag=True):
+    cmd: int
+
+
+class WarmProgress(Message, frozen=True, tag=True):
+    step: int
+    steps: int
+    loss: float
+
+
+class Warmed(Message, frozen=True, tag=True):
+    cmd: int
+    cached: bool
+    loss: float
+    seconds: float
+
+
+class Held(Message, frozen=True, tag=True):
+    """This core rank serves `version` at `address`."""
+
+    version: int
+    address: str
+
+
+class Installed(Message, frozen=True, tag=True):
+    cmd: int
+    version: int
+    seconds: float
+
+
+class InstallFailed(Message, frozen=True, tag=True):
+    cmd: int
+    version: int
+    reason: str
+
+
+class TurnDone(Message, frozen=True, tag=True):
+    """`versions[i]` sampled `tokens[i]` with unfiltered log-probability `logprobs[i]`."""
+
+    cmd: int
+    traj: int
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: Literal["stop", "length", "cut"]
+
+
+class TurnsDone(Message, frozen=True, tag=True):
+    """All turns that ended in one decode step."""
+
+    turns: list[TurnDone]
+
+
+class EngineStats(Message, frozen=True, tag=True):
+    """Gauges of now and counters since the start of the engine."""
+
+    version: int
+    running: int
+    waiting: int
+    kv_tokens: int
+    decode_steps: int
+    sampled_tokens: int
+    prefilled_tokens: int
+    reused_tokens: int
+
+
+class RoundFinished(Message, frozen=True, tag=True):
+    cmd: int
+    seconds: float
+
+
+class StepFinished(Message, frozen=True, tag=True):
+    cmd: int
+    finite: bool
+    loss: float
+    grad_norm: float
+    seconds: float
+    detail: str
+
+
+class Complaint(Message, frozen=True, tag=True):
+    """The role cannot go on; it exits after this. `reason` is one line, `trace` for the log."""
+
+    reason: str
+    trace: str
+
+
+ToController = (
+    SupervisorHello | RoleHello | Heartbeat | ChildExited | Formed | WarmProgress | Warmed | Held | Installed
+    | InstallFailed | TurnsDone | EngineStats | RoundFinished | StepFinished | Complaint
+)
+ToSupervisor = Welcome | Refused | SpawnRole | KillRole | Shutdown
+ToRole = (
+    Refused | FormMembers | StartWarm | Install | Turn | Cut | Forget | Open | RunRound | Close | Stop
+)
