@@ -1,0 +1,180 @@
+"""What can be known to fail before anything is loaded: relations between values, and this machine.
+
+`schema` checks each value alone; here are the rules between them, the ranks that were started, the disk and the loopback.
+All problems are reported at once, each with what was got, what was expected and how to mend it. Never imports torch.
+Called by `libra run` before torchrun, and by rank 0 again, which then knows the world size.
+"""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from libra.config.schema import Config
+from libra.errors import PreflightError
+
+MIN_FREE_BYTES = 1 << 30
+"""Room that the run directory's file system must have: a quickstart run leaves about 50 MB."""
+MIN_BEATS = 3
+"""Heartbeats that fit into `lost_s` at least, so that one late beat costs no rank."""
+
+
+def check(config: Config, world_size: int | None = None, *, source: str = "CONFIG", machine: bool = True) -> None:
+    """Raises PreflightError with every problem.
+
+    `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
+    out what depends on this machine (disk, loopback).
+    """
+    problems = [*_ranks(config, world_size, source), *_lag(config), *_engines(config), *_shapes(config)]
+    problems += [*_batches(config), *_env(config), *_deadlines(config)]
+    if machine:
+        problems += [*_disk(Path(config.run.directory)), *_loopback()]
+    if problems:
+        raise PreflightError(problems)
+
+
+def _ranks(config: Config, world_size: int | None, source: str) -> Iterator[str]:
+    needed = 1 + config.devices
+    if world_size is not None and world_size != needed:
+        yield (
+            f"world size: got {world_size}, expected {needed} (1 controller + {config.devices} devices: "
+            f"{config.allocation.trainer} trainers, {config.devices - config.allocation.trainer} for engines); "
+            f"start it with: torchrun --nproc-per-node {needed} -m libra.launch {source}"
+        )
+
+
+def _lag(config: Config) -> Iterator[str]:
+    """A capacity of zero would be a silent deadlock: slots are reserved for batches done .. done + L."""
+    mode, lag = config.run.mode, config.max_lag
+    lowest, highest = {"sync": (0, 0), "one-step-off": (1, 1), "async": (1, None)}[mode]
+    if lag < lowest or (highest is not None and lag > highest):
+        expected = f"at least {lowest}" if highest is None else str(lowest)
+        yield (
+            f'rollout.max_lag: got {lag}, expected {expected} in mode "{mode}"; '
+            f"leave max_lag out (none) to take the mode's own, or choose another run.mode"
+        )
+    if config.rollout.overdue == "drop_group" and lag == 0:
+        yield (
+            'rollout.overdue: got "drop_group" with max_lag 0, expected max_lag above 0: '
+            'without lag every group would be dropped; use overdue = "wait"'
+        )
+
+
+def _engines(config: Config) -> Iterator[str]:
+    names = [b.name for b in config.bucket]
+    for i, bucket in enumerate(config.bucket):
+        where = f"bucket.{i}"
+        if bucket.name in names[:i]:
+            yield f"{where}.name: got '{bucket.name}' twice, expected a name of its own for each bucket"
+        if bucket.engine == "torch" and bucket.tp != 1:
+            yield (
+                f"{where}.tp: got {bucket.tp}, expected 1: the torch engine runs on one device; "
+                f"use engines = {bucket.engines * bucket.tp} with tp = 1"
+            )
+        if config.model.heads % bucket.tp or config.model.kv_heads % bucket.tp:
+            legal = [d for d in _divisors(config.model.heads) if config.model.kv_heads % d == 0]
+            yield (
+                f"{where}.tp: got {bucket.tp}, expected a divisor of model.heads = {config.model.heads} and "
+                f"model.kv_heads = {config.model.kv_heads}: {_either(legal)}"
+            )
+        if bucket.kv_tokens < config.env.trajectory_tokens:
+            yield (
+                f"{where}.kv_tokens: got {bucket.kv_tokens}, expected at least env.trajectory_tokens = "
+                f"{config.env.trajectory_tokens}: an engine must hold one whole trajectory"
+            )
+
+
+def _shapes(config: Config) -> Iterator[str]:
+    model = config.model
+    if model.hidden % model.heads:
+        legal = [d for d in _divisors(model.hidden) if model.hidden // d % 2 == 0]
+        yield f"model.heads: got {model.heads}, expected a divisor of model.hidden = {model.hidden}: {_either(legal)}"
+    elif model.hidden // model.heads % 2:
+        yield (
+            f"model.heads: got {model.heads}, so heads of width {model.hidden // model.heads}; "
+            f"expected an even width (rotary positions turn pairs): change model.heads or model.hidden"
+        )
+    if model.heads % model.kv_heads:
+        legal = _either(_divisors(model.heads))
+        yield f"model.kv_heads: got {model.kv_heads}, expected a divisor of model.heads = {model.heads}: {legal}"
+    if model.max_positions < config.env.trajectory_tokens:
+        yield (
+            f"model.max_positions: got {model.max_positions}, expected at least env.trajectory_tokens = "
+            f"{config.env.trajectory_tokens}"
+        )
+
+
+def _batches(config: Config) -> Iterator[str]:
+    rollout, warm = config.rollout, config.warm_start
+    trajectories = rollout.groups_per_batch * rollout.samples_per_group
+    if trajectories < config.allocation.trainer:
+        yield (
+            f"allocation.trainer: got {config.allocation.trainer}, expected at most {trajectories} "
+            f"(groups_per_batch x samples_per_group): the other ranks would only ever compute dummies"
+        )
+    if warm.steps and warm.demonstrations < warm.batch:
+        yield f"warm_start.batch: got {warm.batch}, expected at most warm_start.demonstrations = {warm.demonstrations}"
+
+
+def _env(config: Config) -> Iterator[str]:
+    env = config.env
+    if env.turn_tokens >= env.trajectory_tokens:
+        yield (
+            f"env.turn_tokens: got {env.turn_tokens}, expected less than env.trajectory_tokens = {env.trajectory_tokens}: "
+            f"prompt and observations need room as well"
+        )
+    if (env.fault.kind == "none") != (env.fault.rate == 0):
+        yield (
+            f'env.fault: got kind "{env.fault.kind}" with rate {env.fault.rate}, expected both or neither: '
+            f'set rate above 0 for a fault, or kind = "none" and rate = 0'
+        )
+
+
+def _deadlines(config: Config) -> Iterator[str]:
+    d = config.deadline
+    if d.lost_s < MIN_BEATS * d.heartbeat_s:
+        yield (
+            f"deadline.lost_s: got {d.lost_s}, expected at least {MIN_BEATS} x deadline.heartbeat_s = "
+            f"{MIN_BEATS * d.heartbeat_s}: a single late beat would cost a rank"
+        )
+    if d.stalled_s <= config.env.tool.deadline_s:
+        yield (
+            f"deadline.stalled_s: got {d.stalled_s}, expected more than env.tool.deadline_s = {config.env.tool.deadline_s}: "
+            f"a slow tool would pass for a stalled role"
+        )
+
+
+def _disk(directory: Path) -> Iterator[str]:
+    existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        yield f"run.directory: got '{directory}', but {existing} is a file; choose another directory"
+        return
+    if not os.access(existing, os.W_OK | os.X_OK):
+        yield f"run.directory: got '{directory}', but {existing} is not writable; choose another directory"
+    free = shutil.disk_usage(existing).free
+    if free < MIN_FREE_BYTES:
+        yield (
+            f"disk: got {free >> 20} MiB free at {existing}, expected {MIN_FREE_BYTES >> 20} MiB; "
+            f"free some space or set run.directory to another file system"
+        )
+
+
+def _loopback() -> Iterator[str]:
+    """Every listener of a run binds port 0, so no port can be taken; but binding must be possible at all."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+    except OSError as e:
+        yield (
+            f"ports: a listener on 127.0.0.1 cannot be opened ({e.strerror}), expected a free port; "
+            f"bring the loopback interface up (ip link set lo up) or close programs that hold ports"
+        )
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _either(values: list[int]) -> str:
+    return ("one of " if len(values) > 1 else "") + ", ".join(map(str, values))
