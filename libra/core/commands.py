@@ -10,6 +10,7 @@ from msgspec import Struct
 
 Role = Literal["trainer", "rollout"]
 Kind = Literal["train", "eval_start", "eval_end"]
+Level = Literal["info", "warning", "error"]
 
 
 class Command(Struct, frozen=True, tag=True, array_like=True):
@@ -20,7 +21,7 @@ class Command(Struct, frozen=True, tag=True, array_like=True):
 
 
 class StartRole(Command, frozen=True, tag=True, array_like=True):
-    """Start a role process on `rank`. `engine` is the engine's id for rollout, -1 for a trainer; `bucket` its bucket's index."""
+    """Start a role process on `rank`. `engine` and `bucket` are the engine's id and its bucket's index, -1 for a trainer."""
 
     rank: int
     role: Role
@@ -81,13 +82,6 @@ class Generate(Command, frozen=True, tag=True, array_like=True):
     traj: int
     engine: int
     max_new_tokens: int
-
-
-class CutTurn(Command, frozen=True, tag=True, array_like=True):
-    """Stop the running turn at the next token boundary; its tokens are kept and come back as finish="cut"."""
-
-    traj: int
-    engine: int
 
 
 class Act(Command, frozen=True, tag=True, array_like=True):
@@ -158,7 +152,7 @@ class SetTimer(Command, frozen=True, tag=True, array_like=True):
 class Report(Command, frozen=True, tag=True, array_like=True):
     """Tell people: one line for the log, the display and the metrics."""
 
-    level: Literal["info", "warning", "error"]
+    level: Level
     what: str
 
 
@@ -206,7 +200,6 @@ AnyCommand = (
     | InstallWeights
     | OpenTrajectory
     | Generate
-    | CutTurn
     | Act
     | Discard
     | OpenStep

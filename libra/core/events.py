@@ -25,6 +25,10 @@ class Answer(Event, frozen=True, tag=True, array_like=True):
 # --- ranks and roles
 
 
+class RunStarted(Event, frozen=True, tag=True, array_like=True):
+    """The shell is ready to carry out commands. Always the first event, at t = 0."""
+
+
 class RankJoined(Event, frozen=True, tag=True, array_like=True):
     """A supervisor said hello. `rank` counts from 1; `device` says what it offers ("cpu", "cuda:0")."""
 
@@ -52,6 +56,14 @@ class RoleExited(Event, frozen=True, tag=True, array_like=True):
     rank: int
     start: int
     code: int | None
+    reason: str
+
+
+class RoleStalled(Event, frozen=True, tag=True, array_like=True):
+    """The role process that `StartRole` number `start` began has orders but has made no progress for its deadline."""
+
+    rank: int
+    start: int
     reason: str
 
 
@@ -185,10 +197,12 @@ class StopRequested(Event, frozen=True, tag=True, array_like=True):
 
 
 AnyEvent = (
-    RankJoined
+    RunStarted
+    | RankJoined
     | RankLost
     | RoleReady
     | RoleExited
+    | RoleStalled
     | GroupFormed
     | WarmStarted
     | WeightsHeld

@@ -1,0 +1,72 @@
+"""Trajectories and groups: what the core remembers of an episode. Counts only; the tokens live in the shell.
+
+    opening ──> waiting ──> generating ──> acting ──> ended
+                   ^            │            │
+                   └── cut ─────┘            │ tool returned
+                   └─────────────────────────┘
+    (any) ──> failed: infrastructure broke; never a reward      (any) ──> dropped: its group will not train
+
+A group is the G samples of one prompt. It is complete when each of its samples has ended, and spoilt as soon as one sample
+has failed more often than it may be retried: a spoilt group is dropped whole and counted.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from libra.core.commands import Kind
+
+Stage = Literal["opening", "waiting", "generating", "acting", "ended", "failed", "dropped"]
+NO_VERSION = -1
+"""The version of something that has no sampled token yet, or of an engine without weights."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    id: int
+    group: "Group"
+    sample: int
+    attempt: int
+    awaited: int
+    """Sequence number of the command (open, generate or act) whose answer moves it on; any other answer is stale."""
+    stage: Stage = "opening"
+    engine: int = -1
+    """Where the running turn is; while another stage lasts, where the last turn was (its prefix may still be there)."""
+    context_tokens: int = 0
+    max_new_tokens: int = 0
+    reserved: tuple[int, int] = (0, 0)
+    """(context, budget) tokens promised by the engine of the running turn."""
+    sampled_tokens: int = 0
+    oldest_version: int = NO_VERSION
+    turns: int = 0
+    reward: float = 0.0
+    loss_tokens: int = 0
+    total_tokens: int = 0
+
+    def sampled(self, tokens: int, oldest: int) -> None:
+        """Count tokens of one segment, sampled by `oldest` at the oldest."""
+        self.sampled_tokens += tokens
+        self.context_tokens += tokens
+        self.max_new_tokens -= tokens
+        if tokens and (self.oldest_version == NO_VERSION or oldest < self.oldest_version):
+            self.oldest_version = oldest
+
+    @property
+    def live(self) -> bool:
+        return self.stage in ("opening", "waiting", "generating", "acting")
+
+
+@dataclass(slots=True)
+class Group:
+    id: int
+    kind: Kind
+    slot: int
+    """Ordinal of the batch that will consume it."""
+    prompt: int
+    members: list[Trajectory] = field(default_factory=list["Trajectory"])
+    """The current attempt of each sample, in sample order."""
+    spoilt: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Nothing of it is still on its way."""
+        return self.spoilt or all(m.stage == "ended" for m in self.members)

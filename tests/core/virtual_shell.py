@@ -1,0 +1,181 @@
+"""A shell with virtual time and seeded delays that carries out the core's commands: what tests drive the core with.
+
+It checks, on the way, what must hold in any run: no trajectory in two places, KV room and batch never exceeded, answers to
+stale commands harmless, every turn sampled by a version that the lag allows.
+"""
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from libra.config.schema import Config
+from libra.core import commands as c
+from libra.core import events as e
+from libra.core.coordinator import Core
+
+
+@dataclass
+class Episode:
+    kind: str
+    turns_left: int
+    fails: bool
+    context: int = 8
+    sampled: int = 0
+    engine: int | None = None
+    versions: list[int] = field(default_factory=list)
+
+
+class VirtualShell:
+    """`fail_rate`: share of episodes that end as failed; `kill_rate`: chance that an engine's role dies at a turn."""
+
+    def __init__(self, config: Config, seed: int = 0, fail_rate: float = 0.0, kill_rate: float = 0.0) -> None:
+        self.config = config
+        self.core = Core(config)
+        self.random = random.Random(seed)
+        self.fail_rate, self.kill_rate = fail_rate, kill_rate
+        self.now = 0.0
+        self.heap: list[tuple[float, int, e.AnyEvent]] = []
+        self.n = 0
+        self.events: list[e.AnyEvent] = []
+        self.commands: list[c.Command] = []
+        self.episodes: dict[int, Episode] = {}
+        self.starts: dict[int, int] = {}
+        self.engine_version: dict[int, int] = {}
+        self.reserved: dict[int, dict[int, tuple[int, int]]] = {}
+        """engine -> {command: (trajectory, tokens of KV room)}"""
+        self.end: c.FinishRun | None = None
+        self.count: Counter[str] = Counter()
+
+    def at(self, delay: float, make, **fields) -> None:  # type: ignore[no-untyped-def]
+        self.n += 1
+        t = self.now + delay
+        heapq.heappush(self.heap, (t, self.n, make(t=t, **fields)))
+
+    def soon(self) -> float:
+        return self.random.expovariate(1.0) * 0.1
+
+    def run(self, limit: int = 500_000) -> "VirtualShell":
+        self.at(0.0, e.RunStarted)
+        for rank in range(1, self.config.devices + 1):
+            self.at(self.soon(), e.RankJoined, rank=rank, host="h", device="cpu")
+        while self.heap and self.end is None:
+            limit -= 1
+            assert limit > 0, "the run does not end"
+            self.now, _, event = heapq.heappop(self.heap)
+            self.feed(event)
+        return self
+
+    def feed(self, event: e.AnyEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, e.TurnGenerated) and self.free(event.cmd):
+            self.episodes[event.traj].context += event.tokens
+            self.episodes[event.traj].sampled += event.tokens
+        if isinstance(event, e.RoleExited):
+            for engine in self.core.fleet.engines:
+                if event.rank in engine.ranks and self.starts.get(event.rank) == event.start:
+                    self.reserved[engine.id] = {}
+        for command in self.core.handle(event):
+            self.commands.append(command)
+            assert command.seq == len(self.commands), "commands are numbered without gaps"
+            self.count[type(command).__name__] += 1
+            self.carry_out(command)
+
+    def free(self, cmd: int) -> bool:
+        """Whether the turn was still running: not on an engine that died, nor given up."""
+        return any(held.pop(cmd, None) is not None for held in self.reserved.values())
+
+    def carry_out(self, command: c.Command) -> None:
+        r = self.random
+        match command:
+            case c.StartRole():
+                self.starts[command.rank] = command.seq
+                if command.engine >= 0:
+                    self.engine_version[command.engine] = -1
+                    self.reserved[command.engine] = {}
+                self.at(self.soon(), e.RoleReady, cmd=command.seq, rank=command.rank)
+            case c.StopRole():
+                self.at(self.soon(), e.RoleExited, rank=command.rank, start=command.start, code=-9, reason="stopped")
+            case c.FormGroup():
+                for rank in command.members:
+                    self.at(self.soon(), e.GroupFormed, cmd=command.seq, rank=rank)
+            case c.WarmStart():
+                for rank in command.ranks:
+                    self.at(1.0, e.WarmStarted, cmd=command.seq, rank=rank, cached=False, loss=0.1, seconds=1.0)
+                    self.at(1.0 + self.soon(), e.WeightsHeld, rank=rank, version=0)
+            case c.InstallWeights():
+                self.engine_version[command.engine] = max(self.engine_version[command.engine], command.version)
+                self.at(
+                    self.soon(), e.WeightsInstalled,
+                    cmd=command.seq, engine=command.engine, version=command.version, seconds=0.01,
+                )  # fmt: skip
+            case c.OpenTrajectory():
+                turns = 1 + int(r.paretovariate(1.2))
+                self.episodes[command.traj] = Episode(command.kind, min(turns, 12), r.random() < self.fail_rate)
+                self.at(self.soon(), e.TurnReady, cmd=command.seq, traj=command.traj, context_tokens=8, max_new_tokens=12)
+            case c.Generate():
+                self.generate(command)
+            case c.Act():
+                self.act(command)
+            case c.Discard():
+                for traj in command.trajs:
+                    del self.episodes[traj]
+                for held in self.reserved.values():
+                    for seq in [s for s, (traj, _) in held.items() if traj in command.trajs]:
+                        del held[seq]
+            case c.Round():
+                for rank in command.ranks:
+                    self.at(self.soon(), e.RoundDone, cmd=command.seq, rank=rank, seconds=0.1)
+            case c.CloseStep():
+                for rank in command.ranks:
+                    self.at(
+                        0.2, e.StepDone,
+                        cmd=command.seq, rank=rank, finite=True, loss=0.0, grad_norm=1.0, seconds=0.2,
+                    )  # fmt: skip
+                    self.at(0.2 + self.soon(), e.WeightsHeld, rank=rank, version=command.version)
+            case c.SetTimer():
+                self.at(command.at - self.now, e.TimerFired, cmd=command.seq)
+            case c.FinishRun():
+                self.end = command
+            case _:
+                pass
+
+    def generate(self, command: c.Generate) -> None:
+        episode = self.episodes[command.traj]
+        bucket = self.config.bucket[self.core.fleet.engines[command.engine].load.bucket]
+        version = self.engine_version[command.engine]
+        assert version >= 0, "a turn went to an engine without weights"
+        held = self.reserved[command.engine]
+        held[command.seq] = (command.traj, episode.context + command.max_new_tokens)
+        assert len(held) <= bucket.max_batch
+        assert sum(room for _, room in held.values()) <= bucket.kv_tokens
+        if self.random.random() < self.kill_rate:
+            rank = self.core.fleet.engines[command.engine].ranks[0]
+            self.at(0.01, e.RoleExited, rank=rank, start=self.starts[rank], code=-11, reason="crashed")
+        tokens = self.random.randint(1, command.max_new_tokens)
+        finish = "length" if tokens == command.max_new_tokens else "stop"
+        self.at(
+            self.soon() * tokens, e.TurnGenerated,
+            cmd=command.seq, traj=command.traj, engine=command.engine, tokens=tokens,
+            oldest=version, newest=version, finish=finish,
+        )  # fmt: skip
+
+    def act(self, command: c.Act) -> None:
+        episode = self.episodes[command.traj]
+        if episode.fails and episode.turns_left == 1:
+            self.at(self.soon(), e.TrajectoryFailed, cmd=command.seq, traj=command.traj, reason="tool died")
+            return
+        episode.turns_left -= 1
+        if episode.turns_left <= 0:
+            self.at(
+                self.soon(), e.EpisodeEnded,
+                cmd=command.seq, traj=command.traj, reward=float(self.random.random() < 0.5),
+                loss_tokens=episode.sampled, total_tokens=episode.context,
+            )  # fmt: skip
+            return
+        episode.context += 3
+        self.at(
+            self.soon(), e.ToolReturned,
+            cmd=command.seq, traj=command.traj, tool="t", status="ok", observation_tokens=3, seconds=0.01,
+            context_tokens=episode.context, max_new_tokens=12,
+        )  # fmt: skip
