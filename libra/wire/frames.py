@@ -20,6 +20,7 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 HELLO_FRAME_BYTES = 64 * 1024
 """Largest frame accepted before the hello has been checked."""
 _HEAD = struct.Struct(">I")
+HEAD_BYTES = _HEAD.size
 _encoder = msgspec.msgpack.Encoder()
 M = TypeVar("M")
 
@@ -32,7 +33,8 @@ def pack(message: msgspec.Struct) -> bytes:
     return _HEAD.pack(len(body)) + body
 
 
-def _length(head: bytes, limit: int) -> int:
+def frame_length(head: bytes | bytearray, limit: int = MAX_FRAME_BYTES) -> int:
+    """The bytes of body that follow `head`; WireError beyond `limit`. For links that do their own reading."""
     (n,) = _HEAD.unpack(head)
     if n > limit:
         raise WireError(f"peer announces a frame of {n} bytes, the limit is {limit}; the link is closed")
@@ -62,7 +64,7 @@ class AsyncReader(Generic[M]):
     async def receive(self, limit: int = MAX_FRAME_BYTES) -> M:
         try:
             head = await self._stream.receive_exactly(_HEAD.size)
-            body = await self._stream.receive_exactly(_length(head, limit))
+            body = await self._stream.receive_exactly(frame_length(head, limit))
         except anyio.IncompleteRead:
             raise anyio.EndOfStream from None
         return self._codec.decode(body)
@@ -77,7 +79,7 @@ class BlockingReader(Generic[M]):
 
     def receive(self, limit: int = MAX_FRAME_BYTES) -> M:
         head = self._exactly(_HEAD.size)
-        return self._codec.decode(self._exactly(_length(head, limit)))
+        return self._codec.decode(self._exactly(frame_length(head, limit)))
 
     def _exactly(self, n: int) -> bytes:
         data = self._file.read(n)
