@@ -44,7 +44,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def dump(config: Config) -> str:
     """The configuration as TOML that loads back to an equal one. Values that are None are left out: None is their default."""
-    return tomli_w.dumps(_without_none(msgspec.to_builtins(msgspec.structs.replace(config, include=()))))
+    tables = msgspec.to_builtins(config)
+    del tables["include"]
+    return tomli_w.dumps(_without_none(tables))
 
 
 # --- files and their parts

@@ -1,0 +1,114 @@
+"""What can be typed: one dataclass a subcommand, parsed by tyro. `--section.key value` is split off before.
+
+Used by `libra.cli.main` for `libra ...` and by `libra.launch` under torchrun, which takes what `libra run` takes.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+from tyro.conf import (
+    FlagCreatePairsOff,
+    HelptextFromCommentsOff,
+    OmitArgPrefixes,
+    Positional,
+    Suppress,
+    arg,
+    subcommand,
+)
+
+DESCRIPTION = (
+    "Agentic RL post-training in which every stage is real. Exit codes: 0 done, 1 failed, 2 bad input, 130 Ctrl-C."
+)
+_Config = Annotated[Positional[str], arg(metavar="CONFIG")]
+_Run = Annotated[Positional[str], arg(metavar="RUN")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Start a run. Any value of the file can be set as well: --trainer.lr 1e-4 --bucket.0.engines 1."""
+
+    config: _Config
+    """The TOML file."""
+    name: Annotated[str | None, arg(metavar="N")] = None
+    """Name of the run: it lands in runs/N, which must not exist. Without it, the file's name, made free with -2, -3, ..."""
+    seed: Annotated[int | None, arg(metavar="S")] = None
+    """Seed of weights, tasks and sampling."""
+    dry_run: bool = False
+    """Print the resolved configuration and start nothing."""
+    overrides: Suppress[tuple[str, ...]] = ()
+
+    def all_overrides(self) -> tuple[str, ...]:
+        """The overrides with --name and --seed among them, last so that they win."""
+        name = () if self.name is None else (f"--run.name={self.name}",)
+        seed = () if self.seed is None else (f"--run.seed={self.seed}",)
+        return (*self.overrides, *name, *seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class List:
+    """Show the runs: state, steps, reward, when."""
+
+    json: bool = False
+    """One JSON array, for programs."""
+    directory: Annotated[str, arg(metavar="DIR")] = "runs"
+    """Where the runs are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """Ask a run to finish its step and end."""
+
+    run: _Run
+    """A name under ./runs, or a path."""
+    now: bool = False
+    """End at once instead."""
+    timeout_s: Annotated[float, arg(metavar="S")] = 180.0
+    """How long to wait for it to be gone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Feed a run's journal to a fresh core: it must give the same commands."""
+
+    run: _Run
+    """A name under ./runs, or a path."""
+    check: bool = False
+    """Compare with the journalled commands, and fail where they differ."""
+
+
+_Command = (
+    Annotated[Run, subcommand("run")]
+    | Annotated[List, subcommand("list")]
+    | Annotated[Stop, subcommand("stop")]
+    | Annotated[Replay, subcommand("replay")]
+)
+_STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
+
+
+def parse(argv: Sequence[str]) -> Run | List | Stop | Replay:
+    """The subcommand of `libra ...`. Exits with 0 after --help and with 2 where the words do not fit."""
+    words, overrides = split_overrides(argv) if argv[:1] == ["run"] else (list(argv), ())
+    command = tyro.cli(_Command, prog="libra", description=DESCRIPTION, args=words, config=_STYLE)  # type: ignore[arg-type]
+    return dataclasses.replace(command, overrides=overrides) if isinstance(command, Run) else command
+
+
+def parse_run(argv: Sequence[str], prog: str = "libra.launch") -> Run:
+    """`CONFIG [--name N] [--seed S] [--section.key value ...]`, as `libra run` takes it."""
+    words, overrides = split_overrides(argv)
+    return dataclasses.replace(tyro.cli(Run, prog=prog, args=words, config=_STYLE), overrides=overrides)
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """(the other words, `--section.key value` and `--section.key=value`): a dot in an option's name makes an override."""
+    words: list[str] = []
+    overrides: list[str] = []
+    rest = iter(argv)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name.startswith("--") and "." in name:
+            overrides += [word] if equals else [word, *([v] if (v := next(rest, None)) is not None else [])]
+        else:
+            words.append(word)
+    return words, tuple(overrides)

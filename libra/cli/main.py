@@ -1,0 +1,50 @@
+"""The `libra` command: parses, calls one subcommand, and turns errors into one clear message and an exit code.
+
+    0  done        1  failed        2  bad configuration or command line        128 + n  ended by signal n (Ctrl-C: 130)
+
+Nothing here imports torch; only `libra run` does, when it is about to start processes.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from libra.errors import ConfigError, LibraError, PreflightError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code."""
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv) or ["--help"])
+    except (ConfigError, PreflightError) as e:
+        print(f"libra: {e}", file=sys.stderr)
+        return BAD_INPUT
+    except LibraError as e:
+        print(f"libra: {e}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _dispatch(argv: list[str]) -> int:
+    from libra.cli import arguments
+
+    command = arguments.parse(argv)
+    match command:
+        case arguments.Run():
+            from libra.cli.run import run
+
+            return run(command)
+        case arguments.List():
+            from libra.cli.listing import show_runs
+
+            return show_runs(command)
+        case arguments.Stop():
+            from libra.cli.stop import stop
+
+            return stop(command)
+        case arguments.Replay():
+            from libra.cli.replay import replay
+
+            return replay(command)
