@@ -1,0 +1,22 @@
+"""From a configuration to its environment: the one place that knows all kinds. Called by controller, roles and doors."""
+
+from libra.config.schema import CalculatorConfig, EnvConfig
+from libra.env.protocol import Environment, Vocabulary
+
+
+def environment(config: EnvConfig) -> Environment:
+    """The environment of this configuration; starts nothing. ConfigError if its values contradict each other."""
+    match config:
+        case CalculatorConfig():
+            from libra.env.calculator.environment import Calculator
+
+            return Calculator(config)
+
+
+def vocabulary(config: EnvConfig) -> Vocabulary:
+    """Size, padding and stop ids of this configuration's tokens."""
+    match config:
+        case CalculatorConfig():
+            from libra.env.calculator.tokens import VOCABULARY
+
+            return VOCABULARY
