@@ -1,0 +1,93 @@
+"""metrics.jsonl: one JSON object a line, for plots and for people with `jq`.
+
+    {"kind": "batch", "t": 12.3, "batch": 4, "reward": 0.4, ...}     a consumed batch (every field of BatchConsumed)
+    {"kind": "eval", "t": ..., "which": "eval_end", "reward": ...}   an evaluation
+    {"kind": "report", "t": ..., "level": "warning", "what": ...}    one line for people
+    {"kind": "gauges", "t": ..., "tokens_per_s": ..., ...}           the state of now, every second or so
+
+Invariant: a line is one `os.write`, so a reader sees whole lines only, but for a last one that a kill or a full disk cut;
+`read_metrics` leaves that out. Numbers that are not finite are written as null. The controller writes it.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from libra.core.commands import BatchConsumed, Command, Evaluated, Report
+
+FILE = "metrics.jsonl"
+"""Name inside a run's directory."""
+
+
+class Gauges(Struct, frozen=True, kw_only=True):
+    """The state of one moment. `in_flight` counts trajectories by stage; `kv` is the fuller share of an engine's room."""
+
+    tokens_per_s: float
+    queue_groups: int
+    version: int
+    lag: int
+    in_flight: dict[str, int]
+    engine_running: tuple[int, ...] = ()
+    engine_waiting: tuple[int, ...] = ()
+    engine_kv: tuple[float, ...] = ()
+
+
+class MetricsWriter:
+    """Appends lines; each is in the kernel's hands when the call returns. OSError where the disk refuses."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._encoder = msgspec.json.Encoder()
+
+    def command(self, t: float, command: Command) -> None:
+        """Write the line of a BatchConsumed, Evaluated or Report; every other command has none."""
+        match command:
+            case BatchConsumed():
+                self._line("batch", t, _fields(command))
+            case Evaluated():
+                fields = _fields(command)
+                self._line("eval", t, {"which": fields.pop("kind"), **fields})
+            case Report():
+                self._line("report", t, _fields(command))
+            case _:
+                pass
+
+    def gauges(self, t: float, gauges: Gauges) -> None:
+        self._line("gauges", t, msgspec.structs.asdict(gauges))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _line(self, kind: str, t: float, fields: dict[str, Any]) -> None:
+        os.write(self._fd, self._encoder.encode({"kind": kind, "t": round(t, 4), **fields}) + b"\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines, in order; a missing file has none. ValueError names the line that is no JSON object."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+        except (msgspec.DecodeError, msgspec.ValidationError) as e:
+            raise ValueError(f"{path} line {number} is no JSON object: {e}") from e
+    return rows
+
+
+def _fields(command: Command) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(command)
+    del fields["seq"]
+    return fields
