@@ -173,6 +173,8 @@ class BatchConsumed(Command, frozen=True, tag=True, array_like=True):
     """Seconds that the trainer stood idle for this batch's last trajectories."""
     loss: float
     grad_norm: float
+    gap: float | None = None
+    """As in `StepDone`, the worst of all core ranks."""
 
 
 class Evaluated(Command, frozen=True, tag=True, array_like=True):

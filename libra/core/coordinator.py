@@ -224,6 +224,11 @@ class Core:
             self.learner.idle_since = self.out.now
             self._train()
 
+    @property
+    def evaluation_progress(self) -> tuple[int, int]:
+        """(held-out tasks that have ended, all of them) of the evaluation under way."""
+        return len(self._evaluation) - self.rollout.open_groups, len(self._evaluation)
+
     # --- what the rooms ask of each other
 
     def _floor(self, group: Group) -> int:

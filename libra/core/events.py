@@ -180,6 +180,8 @@ class StepDone(Answer, frozen=True, tag=True, array_like=True):
     loss: float
     grad_norm: float
     seconds: float
+    gap: float | None = None
+    """Worst |trainer - engine| log-probability over tokens that exactly this version sampled; None without such tokens."""
 
 
 # --- time and people

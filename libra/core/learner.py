@@ -70,7 +70,7 @@ class Learner:
         while self.step is None and not self.admission.exhausted and self.complete(self.admission.done):
             figures = self._assemble(self.admission.done)
             if figures.loss_tokens == 0:
-                self._consumed(figures, trained=False, loss=0.0, grad_norm=0.0)
+                self._consumed(figures, trained=False, loss=0.0, grad_norm=0.0, gap=None)
             else:
                 self._open(figures)
 
@@ -127,13 +127,15 @@ class Learner:
             )
             return
         step.loss, step.grad_norm = e.loss, e.grad_norm
+        if e.gap is not None:
+            step.gap = max(e.gap, step.gap or 0.0)
         step.unclosed.remove(e.rank)
         if not step.unclosed:
             self.step = None
             self.version = step.version
-            self._consumed(step.figures, trained=True, loss=step.loss, grad_norm=step.grad_norm)
+            self._consumed(step.figures, trained=True, loss=step.loss, grad_norm=step.grad_norm, gap=step.gap)
 
-    def _consumed(self, f: BatchFigures, trained: bool, loss: float, grad_norm: float) -> None:
+    def _consumed(self, f: BatchFigures, trained: bool, loss: float, grad_norm: float, gap: float | None) -> None:
         self.admission.consume(self.version)
         self.idle_since = self.out.now
         self.out.put(
@@ -151,6 +153,7 @@ class Learner:
                 f.wait_s,
                 loss,
                 grad_norm,
+                gap,
             )
         )
         self._discard(f.members)

@@ -39,6 +39,11 @@ class Lifecycle:
         self._form_seq = 0
         self._warm_seq = 0
 
+    @property
+    def warming(self) -> bool:
+        """The warm start is under way."""
+        return bool(self._unwarmed)
+
     # --- ranks
 
     def started(self) -> None:

@@ -50,6 +50,7 @@ class TrainingStep:
     unclosed: list[int] = field(default_factory=list[int])
     loss: float = 0.0
     grad_norm: float = 0.0
+    gap: float | None = None
 
     def take_round(self) -> tuple[MicroBatch | None, ...] | None:
         """The next round's slots, one a core rank; None when no more may be handed out now. The first round always exists."""

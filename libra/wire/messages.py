@@ -51,14 +51,15 @@ class Refused(Message, frozen=True, tag=True):
 
 class Welcome(Message, frozen=True, tag=True):
     heartbeat_s: float
-    lost_s: float
 
 
 class SpawnRole(Message, frozen=True, tag=True):
-    """Start `python -m libra.rank.role`; `spec` is an encoded RoleSpec that the child reads from its pipe."""
+    """Start `python -m libra.rank.role` with its output in `log`; `spec` goes to it as the first frame on its pipe."""
 
     start: int
-    spec: bytes
+    spec: "RoleSpec"
+    log: str
+    threads: int
 
 
 class KillRole(Message, frozen=True, tag=True):
@@ -106,6 +107,7 @@ class RoleSpec(Message, frozen=True, tag=True):
     incarnation: str
     token: str
     controller: str
+    """Path of the controller's Unix socket."""
     device: str
     config: bytes
 
@@ -164,7 +166,6 @@ class Open(Message, frozen=True, tag=True):
     step: int
     batch: int
     loss_tokens: int
-    lr_scale: float
 
 
 class Sample(Message, frozen=True, tag=True):
@@ -279,6 +280,8 @@ class StepFinished(Message, frozen=True, tag=True):
     loss: float
     grad_norm: float
     seconds: float
+    gap: float | None
+    """Worst |trainer - engine| log-probability over tokens sampled by exactly this version."""
     detail: str
 
 
@@ -290,10 +293,21 @@ class Complaint(Message, frozen=True, tag=True):
 
 
 ToController = (
-    SupervisorHello | RoleHello | Heartbeat | ChildExited | Formed | WarmProgress | Warmed | Held | Installed
-    | InstallFailed | TurnsDone | EngineStats | RoundFinished | StepFinished | Complaint
+    SupervisorHello
+    | RoleHello
+    | Heartbeat
+    | ChildExited
+    | Formed
+    | WarmProgress
+    | Warmed
+    | Held
+    | Installed
+    | InstallFailed
+    | TurnsDone
+    | EngineStats
+    | RoundFinished
+    | StepFinished
+    | Complaint
 )
 ToSupervisor = Welcome | Refused | SpawnRole | KillRole | Shutdown
-ToRole = (
-    Refused | FormMembers | StartWarm | Install | Turn | Cut | Forget | Open | RunRound | Close | Stop
-)
+ToRole = Refused | FormMembers | StartWarm | Install | Turn | Cut | Forget | Open | RunRound | Close | Stop

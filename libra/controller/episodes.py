@@ -1,0 +1,148 @@
+"""Episodes as the controller keeps them: the environment session, and every token with what is known of it.
+
+Token ids in, token ids out. What the policy sampled is marked and carries its log-probability and version; what was given has
+zeros there. The core knows an episode by its id and its counts; this is where its contents live, until it is discarded.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import anyio.abc
+
+from libra.core import commands as c
+from libra.core import events as e
+from libra.env.protocol import Ended, Environment, Session
+from libra.errors import EnvError
+from libra.wire import messages as m
+
+ACT_MARGIN_S = 60.0
+"""A session has its own deadline for the tool; beyond it and this margin (waiting for a free tool worker) it is broken."""
+
+
+class Episode:
+    def __init__(self, command: c.OpenTrajectory, session: Session, seed: int) -> None:
+        self.id = command.traj
+        self.session = session
+        self.noise = (seed, _noise_ordinal(command), command.sample, command.attempt)
+        self.tokens: list[int] = []
+        self.sampled = bytearray()
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.turn_start = 0
+        """Index of the first token of the running or last turn."""
+        self.generating = 0
+        """The `Generate` that is under way; 0 when none."""
+        self.engine = -1
+        """Where its last turn was sent."""
+        self.scope = anyio.CancelScope()
+
+    def give(self, tokens: list[int]) -> None:
+        """Append tokens that the policy did not choose."""
+        self.tokens += tokens
+        self.sampled += bytes(len(tokens))
+        self.logprobs += [0.0] * len(tokens)
+        self.versions += [-1] * len(tokens)
+        self.turn_start = len(self.tokens)
+
+    def take(self, turn: m.TurnDone) -> None:
+        """Append what an engine sampled."""
+        self.tokens += turn.tokens
+        self.sampled += b"\x01" * len(turn.tokens)
+        self.logprobs += turn.logprobs
+        self.versions += turn.versions
+        self.generating = 0
+
+    @property
+    def loss_tokens(self) -> int:
+        return self.sampled.count(1)
+
+    def sample(self, advantage: float) -> m.Sample:
+        """As training sees it."""
+        return m.Sample(self.id, self.tokens, bytes(self.sampled), self.logprobs, self.versions, advantage)
+
+
+def _noise_ordinal(command: c.OpenTrajectory) -> int:
+    """Prompt ordinals of the three kinds of traffic must not share noise: two low bits tell the kind."""
+    return command.prompt * 4 + ("train", "eval_start", "eval_end").index(command.kind)
+
+
+class Episodes:
+    """Runs the sessions of all episodes as tasks; every result goes to `post` as an event."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        seed: int,
+        tool_deadline_s: float,
+        tasks: anyio.abc.TaskGroup,
+        clock: Callable[[], float],
+        post: Callable[[e.AnyEvent], None],
+    ) -> None:
+        self.all: dict[int, Episode] = {}
+        self._environment = environment
+        self._seed = seed
+        self._deadline_s = tool_deadline_s + ACT_MARGIN_S
+        self._tasks = tasks
+        self._clock = clock
+        self._post = post
+
+    def open(self, command: c.OpenTrajectory) -> None:
+        split = "train" if command.kind == "train" else "heldout"
+        key = (command.prompt, command.sample, command.attempt)
+        session = self._environment.open(split, self._seed, command.prompt, key)
+        episode = self.all[command.traj] = Episode(command, session, self._seed)
+        self._tasks.start_soon(self._guarded, episode, command.seq, self._open)
+
+    def act(self, command: c.Act) -> None:
+        self._tasks.start_soon(self._guarded, self.all[command.traj], command.seq, self._act)
+
+    def discard(self, ids: tuple[int, ...]) -> list[Episode]:
+        """Close the sessions and forget the tokens. Returns what was discarded."""
+        gone = [self.all.pop(id) for id in ids]
+        for episode in gone:
+            episode.scope.cancel()
+            self._tasks.start_soon(episode.session.aclose)
+        return gone
+
+    async def _guarded(self, episode: Episode, cmd: int, work: Callable[[Episode, int], Awaitable[e.AnyEvent]]) -> None:
+        """Run one piece of a session under its deadline; whatever breaks in there fails this trajectory and nothing else."""
+        event: e.AnyEvent | None = None
+        with anyio.CancelScope() as episode.scope:
+            try:
+                with anyio.fail_after(self._deadline_s):
+                    event = await work(episode, cmd)
+            except EnvError as x:
+                event = e.TrajectoryFailed(self._clock(), cmd, episode.id, str(x))
+            except TimeoutError:
+                reason = f"the environment gave no answer within {self._deadline_s:g} s"
+                event = e.TrajectoryFailed(self._clock(), cmd, episode.id, reason)
+            except Exception as x:  # an environment is code of others
+                event = e.TrajectoryFailed(
+                    self._clock(), cmd, episode.id, f"{type(x).__name__} in the environment: {x}"
+                )
+        if event is not None and episode.id in self.all:
+            self._post(event)
+
+    async def _open(self, episode: Episode, cmd: int) -> e.AnyEvent:
+        episode.give(await episode.session.prompt())
+        context = len(episode.tokens)
+        return e.TurnReady(self._clock(), cmd, episode.id, context, episode.session.turn_budget(context))
+
+    async def _act(self, episode: Episode, cmd: int) -> e.AnyEvent:
+        result = await episode.session.act(episode.tokens[episode.turn_start :])
+        if isinstance(result, Ended):
+            loss_tokens = episode.loss_tokens
+            return e.EpisodeEnded(self._clock(), cmd, episode.id, result.reward, loss_tokens, len(episode.tokens))
+        episode.give(result.tokens)
+        context = len(episode.tokens)
+        return e.ToolReturned(
+            self._clock(),
+            cmd,
+            episode.id,
+            result.tool,
+            result.status,
+            len(result.tokens),
+            result.seconds,
+            context,
+            episode.session.turn_budget(context),
+        )

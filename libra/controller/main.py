@@ -1,0 +1,116 @@
+"""Rank 0: the controller's process, from an empty run directory to the summary.
+
+    listen ─> announce ─> [ accept links │ watch ranks │ run sessions │ refresh display │ signals ] until FinishRun
+           ─> stop roles in good order ─> summary.json, reward.png
+
+It holds no device and never imports torch. First Ctrl-C (or `libra stop`): the open step is finished, then the end. A second
+one, or SIGTERM: the end at once. Either way nothing is left running.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from secrets import token_hex
+
+import anyio
+import anyio.abc
+
+from libra.config.schema import Config
+from libra.controller.links import Server
+from libra.controller.screen import Screen
+from libra.controller.shell import Shell
+from libra.core import events as e
+from libra.env.registry import environment
+from libra.telemetry.display import open_display
+from libra.telemetry.journal import DIRECTORY, Head, JournalWriter
+from libra.telemetry.logs import CONTROLLER, RunLog
+from libra.telemetry.metrics import FILE as METRICS_FILE
+from libra.telemetry.metrics import MetricsWriter
+from libra.telemetry.summary import FILE as SUMMARY_FILE
+from libra.telemetry.summary import Tally, write_summary
+from libra.wire.child import die_with_parent
+from libra.wire.rendezvous import Meeting, PrivateDirectory, announce, meeting_file
+
+PICTURE_S = 30.0
+"""Deadline of the process that draws reward.png."""
+NOW_S = 2.0
+"""What roles are given to end when the run is stopped at once."""
+
+
+class Controller:
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.shell: Shell | None = None
+        self._hurry = False
+
+    async def run(self) -> int:
+        """The whole run; 0 when it ended well or was stopped in good order, 1 when something broke."""
+        config, run_dir = self.config, self.run_dir
+        private = PrivateDirectory()
+        meeting = Meeting(str(private.path / "controller.sock"), token_hex(32), token_hex(8))
+        tally = Tally(config.run.name, config.run.mode, config.run.seed)
+        journal = JournalWriter(run_dir / DIRECTORY, Head.of(config, meeting.incarnation))
+        metrics = MetricsWriter(run_dir / METRICS_FILE)
+        world = environment(config.env)
+        try:
+            with journal, metrics, open_display() as display:
+                async with world.running(), anyio.create_task_group() as tasks:
+                    clock = lambda: shell.runtime.clock()  # noqa: E731
+                    log = RunLog(run_dir / CONTROLLER, clock)
+                    screen = Screen(config, display, log, metrics, tally)
+                    shell = Shell(config, run_dir, meeting, journal, tally, screen, world, tasks)
+                    server = Server(meeting, shell.serve, config.deadline.heartbeat_s)
+                    listener = await anyio.create_unix_listener(meeting.address, mode=0o600)
+                    tasks.start_soon(self._signals, shell)
+                    tasks.start_soon(listener.serve, server.accept)
+                    tasks.start_soon(shell.monitor.run)
+                    tasks.start_soon(screen.refresh, shell.core, clock)
+                    shell.runtime.post(e.RunStarted(0.0))
+                    announce(meeting, meeting_file())
+                    await shell.finished.wait()
+                    await self._stop_roles(shell)
+                    tasks.cancel_scope.cancel()
+                summary = tally.summary()
+                write_summary(run_dir / SUMMARY_FILE, summary)
+                if not self._hurry and tally.rewards:
+                    await self._draw(log)
+                log.write("info" if summary.ok else "error", summary.reason)
+                log.close()
+                display.finish(summary)
+        finally:
+            private.remove()
+        return 0 if summary.ok else 1
+
+    async def _stop_roles(self, shell: Shell) -> None:
+        shell.stop_roles()
+        with anyio.move_on_after(NOW_S if self._hurry else self.config.deadline.stop_s):
+            while shell.supervisors_left:
+                await anyio.sleep(0.02)
+
+    async def _signals(self, shell: Shell) -> None:
+        interrupts = 0
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                interrupts += number == signal.SIGINT
+                now = number == signal.SIGTERM or interrupts > 1
+                self._hurry = self._hurry or now
+                shell.runtime.post(e.StopRequested(shell.runtime.clock(), now, signal.Signals(number).name))
+
+    async def _draw(self, log: RunLog) -> None:
+        """A picture is worth little against a run that ends: whatever goes wrong with it is logged."""
+        command = [sys.executable, "-m", "libra.telemetry.picture", str(self.run_dir)]
+        try:
+            with anyio.fail_after(PICTURE_S):
+                done = await anyio.run_process(command, check=False, stderr=subprocess.STDOUT, start_new_session=True)
+            if done.returncode:
+                log.warning(f"reward.png was not drawn: {done.stdout.decode(errors='replace').strip()}")
+        except (TimeoutError, OSError) as x:
+            log.warning(f"reward.png was not drawn: {type(x).__name__} {x}")
+
+
+def main(config: Config, run_dir: Path) -> int:
+    """Run the controller in this process; returns its exit code."""
+    die_with_parent()
+    return anyio.run(Controller(config, run_dir).run)

@@ -1,0 +1,90 @@
+"""Liveness: silence and standstill become events. It checks, and never assumes.
+
+A supervisor that sends no heartbeat for `lost_s` is lost, whatever its process does; a role whose progress count stands
+still for `stalled_s` is stalled, whatever its process says. Time while the controller itself could not run (a stopped process, a suspended
+machine) is not held against anybody.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from libra.config.schema import DeadlineConfig
+from libra.core import events as e
+from libra.wire.messages import Heartbeat
+
+CHECK_S = 0.5
+
+
+@dataclass(slots=True)
+class Watched:
+    """One rank, as its heartbeats tell it. Times are seconds of the run's clock."""
+
+    close: Callable[[], None]
+    seen: float
+    start: int = -1
+    beats: int = -1
+    doing: str = ""
+    moved: float = 0.0
+    reported: bool = False
+
+
+class Monitor:
+    def __init__(
+        self, deadline: DeadlineConfig, clock: Callable[[], float], post: Callable[[e.AnyEvent], None]
+    ) -> None:
+        self._deadline = deadline
+        self._clock = clock
+        self._post = post
+        self._ranks: dict[int, Watched] = {}
+        self._why: dict[int, str] = {}
+
+    def joined(self, rank: int, close: Callable[[], None]) -> None:
+        """`close` cuts the rank's link off; its end is then reported as the loss of the rank."""
+        self._ranks[rank] = Watched(close, self._clock())
+        self._why.pop(rank, None)
+
+    def left(self, rank: int) -> None:
+        self._ranks.pop(rank, None)
+
+    def why(self, rank: int) -> str:
+        """Why the link of a rank was cut off; "" where the rank itself closed it."""
+        return self._why.get(rank, "")
+
+    def role_started(self, rank: int, start: int) -> None:
+        if (watched := self._ranks.get(rank)) is not None:
+            watched.start, watched.beats, watched.moved, watched.reported = start, -1, self._clock(), False
+
+    def heartbeat(self, rank: int, beat: Heartbeat) -> None:
+        watched = self._ranks[rank]
+        watched.seen = self._clock()
+        watched.doing = beat.doing
+        if beat.start == watched.start and beat.beats != watched.beats:
+            watched.beats, watched.moved = beat.beats, watched.seen
+
+    async def run(self) -> None:
+        before = self._clock()
+        while True:
+            await anyio.sleep(CHECK_S)
+            now = self._clock()
+            self._forgive(now - before - CHECK_S)
+            before = now
+            self._check(now)
+
+    def _forgive(self, late_s: float) -> None:
+        if late_s > CHECK_S:
+            for watched in self._ranks.values():
+                watched.seen += late_s
+                watched.moved += late_s
+
+    def _check(self, now: float) -> None:
+        for rank, watched in list(self._ranks.items()):
+            if now - watched.seen > self._deadline.lost_s:
+                self._why[rank] = f"no heartbeat for {self._deadline.lost_s:g} s"
+                watched.close()
+                self.left(rank)
+            elif watched.start >= 0 and not watched.reported and now - watched.moved > self._deadline.stalled_s:
+                watched.reported = True
+                reason = f"no progress for {self._deadline.stalled_s:g} s (last: {watched.doing or 'nothing'})"
+                self._post(e.RoleStalled(now, rank, watched.start, reason))

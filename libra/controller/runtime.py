@@ -1,0 +1,62 @@
+"""The live shell around the core: the one place where events meet commands.
+
+    links, sessions, timers, signals ── post(event) ──> queue ──> journal ──> core ──> journal ──> carry_out(command)
+                                                          └── one at a time, to the end, before the next ──┘
+
+`post` may be called from any task of the loop. The events that wait are bounded by what the core has ordered: each trajectory,
+rank and timer has at most one answer under way. Nothing is done that the core did not command.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+import msgspec
+
+from libra.core.commands import Command
+from libra.core.coordinator import Core
+from libra.core.events import AnyEvent
+from libra.telemetry.journal import JournalWriter
+from libra.telemetry.summary import Tally
+
+
+class Runtime:
+    """`carry_out(command)` must not wait; what takes time becomes a task whose result is posted."""
+
+    def __init__(self, core: Core, journal: JournalWriter, tally: Tally, carry_out: Callable[[Command], None]) -> None:
+        self.core = core
+        self._journal = journal
+        self._tally = tally
+        self._carry_out = carry_out
+        self._began = monotonic()
+        self._queue: deque[AnyEvent] = deque()
+        self._busy = False
+        self._last_t = 0.0
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return monotonic() - self._began
+
+    def post(self, event: AnyEvent) -> None:
+        self._queue.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._queue:
+                self._handle(self._queue.popleft())
+        finally:
+            self._busy = False
+
+    def _handle(self, event: AnyEvent) -> None:
+        if event.t < self._last_t:  # made before an event that was handled first
+            event = msgspec.structs.replace(event, t=self._last_t)
+        self._last_t = event.t
+        self._journal.event(event)
+        commands = self.core.handle(event)
+        self._journal.commands(commands)
+        self._tally.event(event)
+        for command in commands:
+            self._tally.command(command)
+        for command in commands:
+            self._carry_out(command)

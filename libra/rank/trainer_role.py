@@ -1,0 +1,124 @@
+"""The trainer role: one core rank. Orders come in one sequence for all core ranks, so their collectives meet.
+
+    FormMembers ──> process group ──> StartWarm ──> [ Open ──> RunRound ... ──> Close ──> publish ]  again and again
+
+Nothing in here waits for a rank outside the core: orders come through a queue, and weights are left in a host buffer that
+others fetch in their own time.
+"""
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from libra.env.registry import environment
+from libra.env.protocol import Demonstration
+from libra.errors import RoleError
+from libra.rank.role import RoleLink
+from libra.train.trainer import Trainer
+from libra.train.warm_start import warm_start
+from libra.weights.publisher import Publisher
+from libra.wire import messages as m
+
+
+class TrainerRole:
+    def __init__(self, link: RoleLink) -> None:
+        self.link = link
+        self.config = link.config
+        self.device = torch.device(link.spec.device)
+        self.world = environment(self.config.env)
+        torch.set_num_threads(self.config.trainer.threads)
+        self.publisher = Publisher(token=link.spec.token, incarnation=link.spec.incarnation)
+        self._trainer: Trainer | None = None
+
+    @property
+    def trainer(self) -> Trainer:
+        if self._trainer is None:
+            raise RoleError("an order to train came before the core's process group was formed")
+        return self._trainer
+
+    def run(self) -> None:
+        """Until Stop."""
+        while True:
+            order = self.link.next_order(wait=True)
+            if isinstance(order, m.Stop):
+                return
+            if order is not None:
+                self._take(order)
+                self.link.doing = "idle"
+
+    def _take(self, order: object) -> None:
+        match order:
+            case m.FormMembers():
+                self.link.doing = "forming"
+                self._form(order)
+            case m.StartWarm():
+                self.link.doing = "warm start"
+                self._warm(order)
+            case m.Open():
+                self.trainer.open(order.step, order.loss_tokens, order.batch)
+            case m.RunRound():
+                self.link.doing = "round"
+                began = time.monotonic()
+                self.trainer.round(order.samples)
+                self.link.send(m.RoundFinished(order.cmd, time.monotonic() - began))
+            case m.Close():
+                self.link.doing = "step"
+                self._close(order)
+            case _:
+                raise TypeError(f"a trainer cannot take the order {type(order).__name__}")
+
+    def _form(self, order: m.FormMembers) -> None:
+        """Members only, on a store prefix that no other attempt can have used; warmed up by one collective."""
+        timeout = timedelta(seconds=self.config.deadline.group_s)
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+        dist.init_process_group(
+            dist.get_default_backend_for_device(self.device),
+            store=dist.PrefixStore(order.prefix, store),
+            rank=order.index,
+            world_size=order.size,
+            timeout=timeout,
+        )
+        dist.all_reduce(torch.zeros(1, device=self.device))
+        self._trainer = Trainer(self.config, self.world.vocabulary.size, order.index, order.size, self.device)
+        self.link.send(m.Formed(order.cmd))
+
+    def _warm(self, order: m.StartWarm) -> None:
+        began = time.monotonic()
+
+        def progress(step: int, steps: int, loss: float) -> None:
+            self.link.progress += 1
+            self.link.send(m.WarmProgress(step, steps, loss))
+
+        warm, seed = self.config.warm_start, self.config.run.seed
+
+        def demonstrations(n: int) -> list[Demonstration]:
+            return self.world.demonstrations(seed, n, warm.give_up, warm.malformed)
+
+        result = warm_start(self.trainer.sharded, self.config, self.world.vocabulary.size, demonstrations, progress)
+        self._publish(0)
+        self.link.send(m.Warmed(order.cmd, result.cached, result.loss, time.monotonic() - began))
+
+    def _close(self, order: m.Close) -> None:
+        began = time.monotonic()
+        result = self.trainer.close()
+        seconds = time.monotonic() - began
+        if result.finite:
+            self._publish(order.version)
+        self.link.send(
+            m.StepFinished(
+                order.cmd,
+                result.finite,
+                result.loss,
+                result.grad_norm,
+                seconds,
+                result.logprob_gap_max,
+                result.detail,
+            )
+        )
+
+    def _publish(self, version: int) -> None:
+        self.publisher.publish(version, self.trainer.shards())
+        self.link.send(m.Held(version, self.publisher.address))
