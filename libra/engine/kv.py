@@ -16,6 +16,8 @@ from torch import Tensor
 
 PADDING = 2
 """Memory is bounded by this many times `kv_tokens`: rows of unequal length leave the ends of short ones unused."""
+FIRST_ROWS = 16
+"""Rows of the first buffer, where the bound allows; later ones double."""
 LENGTH_STEP_TOKENS = 16
 """Row lengths are multiples of this."""
 
@@ -151,7 +153,7 @@ class RowCache:
         if not self._may_hold(rows, length):
             length = _round_up(longest)
         limit = (PADDING * self.kv_tokens + LENGTH_STEP_TOKENS) // length
-        rows = max(rows, min(2 * rows, limit))
+        rows = max(rows, min(max(2 * rows, FIRST_ROWS), limit))
         held = sorted(held, key=lambda row: not row.live)
         order = torch.tensor([row.index for row in held], dtype=torch.int64, device=self._like["device"])
         common = min(length, self._length)

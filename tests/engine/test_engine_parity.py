@@ -1,5 +1,7 @@
 """The engine against transformers: same weights, same log-probabilities, whatever happens to the turns."""
 
+import itertools
+
 import pytest
 import torch
 from reference import VOCAB, reference_logprobs, reference_model, weights_of
@@ -163,7 +165,7 @@ def test_after_an_install_tokens_of_one_version_throughout_are_those_of_the_new_
     # Only turns that ran through the install have a context of two versions.
     crossing = {}
     for traj, sampled in episodes.sampled.items():
-        for (before, _, v), (after, _, w) in zip(sampled, sampled[1:], strict=False):
+        for (before, _, v), (after, _, w) in itertools.pairwise(sampled):
             if after == before + 1 and v != w:
                 crossing[traj] = after
     assert crossing
