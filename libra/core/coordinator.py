@@ -215,7 +215,7 @@ class Core:
             failed = len(members) - len(rewards)
             version = self.publication.newest
             self.out.put(Evaluated(self.out.next_seq(), kind, version, len(members), failed, mean))
-            self.rollout.discard([m.id for m in members])
+            self.rollout.discard([m.id for m in members if m.stage == "ended"])
             self._evaluation = []
         if kind == "eval_end":
             self._finish(True, f"all {self.admission.batches} batches are consumed")

@@ -80,12 +80,12 @@ class Learner:
         figures = BatchFigures(slot, 0.0, len(groups), 0, 0, 0, 0, self.out.now - self.idle_since)
         rewards = 0.0
         for group in groups:
-            figures.members.extend(m.id for m in group.members)
             ended = [m for m in group.members if m.stage == "ended"]
             rewards += sum(m.reward for m in ended)
             figures.trajectories += len(ended)
             if group.spoilt:
-                continue
+                continue  # forgotten already
+            figures.members.extend(m.id for m in group.members)
             weights = advantages([m.reward for m in group.members], self.advantage)
             if weights is None:
                 continue

@@ -62,7 +62,7 @@ class Rollout:
         return traj
 
     def drop(self, group: Group) -> None:
-        """The group will not train: give up what is still on its way, and count it complete."""
+        """The group will not train: give up what is still on its way, forget all of it, and count it complete."""
         if group.complete:
             return
         group.spoilt = True
@@ -70,6 +70,7 @@ class Rollout:
             if member.live:
                 self._leave_engine(member)
                 member.stage = "dropped"
+        self.discard([m.id for m in group.members])
         self._finish_group(group)
 
     def discard(self, ids: list[int]) -> None:

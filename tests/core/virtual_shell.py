@@ -112,7 +112,9 @@ class VirtualShell:
             case c.OpenTrajectory():
                 turns = 1 + int(r.paretovariate(1.2))
                 self.episodes[command.traj] = Episode(command.kind, min(turns, 12), r.random() < self.fail_rate)
-                self.at(self.soon(), e.TurnReady, cmd=command.seq, traj=command.traj, context_tokens=8, max_new_tokens=12)
+                self.at(
+                    self.soon(), e.TurnReady, cmd=command.seq, traj=command.traj, context_tokens=8, max_new_tokens=12
+                )
             case c.Generate():
                 self.generate(command)
             case c.Act():
