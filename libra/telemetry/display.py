@@ -202,7 +202,7 @@ def open_display(stream: TextIO | None = None) -> Display:
     out: TextIO = sys.stdout if stream is None else stream
     unicode = (getattr(out, "encoding", None) or "").lower().startswith("utf")
     if out.isatty() and unicode and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
-        from libra.telemetry.screen import RichDisplay  # rich costs 0.1 s to import: only where it is used
+        from libra.telemetry.screen import RichDisplay  # rich costs 70 ms to import: only where it is used
 
         return RichDisplay(out)
     return PlainDisplay(out)

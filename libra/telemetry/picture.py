@@ -1,6 +1,6 @@
 """reward.png: `python -m libra.telemetry.picture RUN_DIR` draws a run from its metrics.jsonl and summary.json.
 
-A process of its own, so that the controller never imports matplotlib (a second and 60 MB) and can give it a deadline. Reads
+A process of its own, so that the controller never imports matplotlib (a CPU second and 45 MB) and can give it a deadline. Reads
 finished files only; writes reward.png by write-then-rename. Exit code 0 drawn, 1 nothing to draw or unreadable.
 """
 
