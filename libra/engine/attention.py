@@ -18,11 +18,11 @@ class DecodeAttention:
     and thrown away (`RowCache.pack` keeps them few). `rows` must ascend.
     """
 
-    def __init__(self, rows: Tensor, positions: Tensor, top: int, span: int) -> None:
+    def __init__(self, rows: Tensor, positions: Tensor, top: int, span: int, dtype: torch.dtype) -> None:
         self._rows, self._positions, self._top, self._span = rows, positions, top, span
         self._dense = top == rows.shape[0]
         newest = positions if self._dense else positions.new_zeros(top).index_copy_(0, rows, positions)
-        self._visible = (torch.arange(span, device=rows.device) <= newest[:, None])[:, None, None]
+        self._mask = _mask(newest[:, None, None, None], span, dtype)
 
     def store(self, kv: Tensor, new: Tensor) -> None:
         kv[:, self._rows, :, self._positions] = new
@@ -31,7 +31,7 @@ class DecodeAttention:
         if not self._dense:
             queries = queries.new_zeros(self._top, *queries.shape[1:]).index_copy_(0, self._rows, queries)
         keys, values = kv[:, : self._top, :, : self._span]
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self._visible)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask)
         return (mixed if self._dense else mixed.index_select(0, self._rows)).flatten(1)
 
 
@@ -42,7 +42,12 @@ class PrefillAttention:
     """
 
     def __init__(
-        self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], device: torch.device
+        self,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         row, start, length = torch.tensor([list(rows), list(starts), list(lengths)], device=device)
         self._runs, self._longest = len(rows), max(lengths)
@@ -52,8 +57,7 @@ class PrefillAttention:
         run = self._place // self._longest
         self._row, self._row_of_token = row, row[run]
         self.positions = start[run] + self._place % self._longest
-        newest = (start[:, None] + offsets)[:, :, None]
-        self._visible = torch.arange(self._span, device=device) <= newest
+        self._mask = _mask((start[:, None] + offsets)[:, None, :, None], self._span, dtype)
 
     def store(self, kv: Tensor, new: Tensor) -> None:
         kv[:, self._row_of_token, :, self.positions] = new
@@ -64,7 +68,13 @@ class PrefillAttention:
         padded = queries.new_zeros(runs * longest, heads, group, dim).index_copy_(0, self._place, queries)
         padded = padded.view(runs, longest, heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
         keys, values = kv[:, :, :, :span].index_select(1, self._row)
-        visible = self._visible[:, None].expand(runs, group, longest, span).reshape(runs, 1, group * longest, span)
-        mixed = F.scaled_dot_product_attention(padded, keys, values, attn_mask=visible)
+        mask = self._mask.expand(runs, group, longest, span).reshape(runs, 1, group * longest, span)
+        mixed = F.scaled_dot_product_attention(padded, keys, values, attn_mask=mask)
         mixed = mixed.view(runs, heads, group, longest, dim).permute(0, 3, 1, 2, 4).reshape(runs * longest, -1)
         return mixed.index_select(0, self._place)
+
+
+def _mask(newest: Tensor, span: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores: 0 for keys up to `newest` [..., 1], else -inf. Made once for all layers."""
+    hidden = torch.arange(span, device=newest.device) > newest
+    return torch.zeros(hidden.shape, dtype=dtype, device=newest.device).masked_fill_(hidden, -torch.inf)

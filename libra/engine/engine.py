@@ -212,7 +212,7 @@ class Engine:
         lengths = [len(live.turn.tokens) + len(live.tokens) for live in running]
         feed = torch.tensor([ids, lengths, [live.row_index for live in running]], device=self._device)
         feed[1] -= 1
-        attention = DecodeAttention(feed[2], feed[1], running[-1].row_index + 1, max(lengths))
+        attention = DecodeAttention(feed[2], feed[1], running[-1].row_index + 1, max(lengths), self._model.dtype)
         logits = self._model.logits(feed[0], feed[1], self._cache.layers, attention)
         noise = uniforms((live.turn.noise, length) for live, length in zip(running, lengths, strict=True))
         tokens, logprobs = draw(logits, torch.from_numpy(noise).to(self._device), self._temperature)

@@ -144,9 +144,9 @@ class Decoder:
 
     def _block(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, attention: Attention) -> Tensor:
         queries = self._project(layer, x, cos, sin, kv, attention, first_head=0)
-        x = x + F.linear(attention.attend(kv, queries), layer.out)
+        x = torch.addmm(x, attention.attend(kv, queries), layer.out.t())
         gate, up = F.linear(self._normed(x, layer.ffn_norm), layer.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate).mul_(up), layer.down)
+        return torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
 
     def _project(
         self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, attention: Attention, first_head: int

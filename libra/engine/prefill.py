@@ -39,6 +39,7 @@ def fill(model: Decoder, cache: RowCache, runs: list[Run]) -> None:
                 [piece.start for piece in batch],
                 [len(piece.tokens) for piece in batch],
                 model.device,
+                model.dtype,
             )
             model.fill(ids, attention.positions, cache.layers, attention)
         runs = [
