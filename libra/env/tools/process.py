@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -33,6 +33,7 @@ class ToolProcess:
     def __init__(self, tools: Mapping[str, Path], memory_bytes: int, output_bytes: int) -> None:
         """Start the process; it can be called once `ready` has returned. EnvError if it cannot be forked."""
         self._output_bytes = output_bytes
+        self._closed = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         files = [f"{name}={file.resolve()}" for name, file in tools.items()]
         keep = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if k in os.environ}
@@ -68,7 +69,7 @@ class ToolProcess:
             try:
                 view = view[os.write(self._in, view) :]
             except BlockingIOError:
-                await anyio.wait_writable(self._in)
+                await self._until(anyio.wait_writable, self._in)
             except BrokenPipeError:
                 raise await self._died() from None
         return await self._reply()
@@ -93,15 +94,23 @@ class ToolProcess:
         """What is there, at most a buffer full. Always lets the loop turn, so that a flood cannot hold it up."""
         while True:
             try:
-                await anyio.wait_readable(self._out)
+                await self._until(anyio.wait_readable, self._out)
                 data = os.read(self._out, _READ_BYTES)
             except BlockingIOError:
                 continue
-            except anyio.ClosedResourceError:
-                raise EnvError(f"tool worker {self.pid} was stopped under a call: its pool is closing") from None
             if data:
                 return data
             raise await self._died()
+
+    async def _until(self, ready: Callable[[int], Awaitable[None]], pipe: int) -> None:
+        """Waits for a pipe; EnvError if it was closed meanwhile (its number may belong to another file by then)."""
+        try:
+            await ready(pipe)
+        except anyio.ClosedResourceError:
+            if not self._closed:
+                raise
+        if self._closed:
+            raise EnvError(f"tool worker {self.pid} was stopped under a call: its pool is closing")
 
     async def _died(self) -> EnvError:
         with anyio.move_on_after(_REAP_S):
@@ -127,6 +136,7 @@ class ToolProcess:
                 anyio.notify_closing(pipe)
                 pipe.close()
         self._log.close()
+        self._closed = True
 
     def reaped(self) -> bool:
         """Whether the process has ended and left no zombie; never waits."""
