@@ -1,0 +1,172 @@
+"""The policy cut over the core ranks with FSDP2: its groups, its pieces, and its whole state.
+
+    Policy (root group: embedding, norm, head, and all layers that fill no group)
+    └── run of layers, >= group_bytes each (one FSDP group)
+
+Invariants: gradients are *summed* over ranks, never averaged; parameters and their reduced gradients are float32 (or
+`dtype`); tied weights live in the root group; every piece is a contiguous run of rows. A model smaller than one group
+is one group altogether: then a round costs two collectives, which for small models is most of its overhead.
+
+Called by `libra.train.summed_step`, `libra.train.trainer` and `libra.train.warm_start`, in the thread that issues collectives.
+"""
+
+import hashlib
+import os
+import uuid
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from libra.config.schema import ModelConfig
+from libra.errors import WeightsError
+from libra.train.model import Policy, build, published_name
+from libra.weights.layout import Shard
+
+FSDP_GROUP_BYTES = 4 << 20
+"""Parameters in one FSDP group of layers at least; below it, a collective's latency outweighs its bytes."""
+_DIGEST = "libra_digest"
+
+
+class ShardedPolicy:
+    """The policy of core rank `index` of `size`, over the default process group (which holds exactly the core).
+
+    `dtype` is the type of parameters, gradients and their reduction: float32, or float64 in tests of exactness.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        vocabulary: int,
+        *,
+        seed: int,
+        temperature: float,
+        index: int,
+        size: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        group_bytes: int = FSDP_GROUP_BYTES,
+    ) -> None:
+        self.index = index
+        self.size = size
+        self.device = device
+        self.dtype = dtype
+        self.policy = Policy(build(model, vocabulary, seed), temperature).to(device=device, dtype=dtype)
+        self._cut(group_bytes)
+        self.parameters: dict[str, DTensor] = {}
+        for name, parameter in self.policy.named_parameters():
+            assert isinstance(parameter, DTensor), name
+            self.parameters[published_name(name)] = parameter
+
+    def _cut(self, group_bytes: int) -> None:
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        precision = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=self.dtype)
+        run: list[nn.Module] = []
+        layers: nn.ModuleList = self.policy.network.get_submodule("model.layers")  # type: ignore[assignment]
+        for layer in layers:
+            run.append(layer)
+            if sum(p.nbytes for part in run for p in part.parameters()) >= group_bytes:
+                fully_shard(run, mesh=mesh, mp_policy=precision)
+                run = []
+        fully_shard(self.policy, mesh=mesh, mp_policy=precision)
+        for module in self.policy.modules():
+            if isinstance(module, FSDPModule):
+                # The factor alone makes gloo raise (PREMUL_SUM), the flag alone leaves the average.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    def shards(self) -> list[Shard]:
+        """This rank's pieces of all parameters, in the model's order; they share storage with the live parameters."""
+        return [self._shard(name, parameter) for name, parameter in self.parameters.items()]
+
+    def _shard(self, name: str, parameter: DTensor) -> Shard:
+        (placement,) = parameter.placements
+        if not placement.is_shard(0):
+            raise WeightsError(f"{name} is placed as {placement}; expected a cut along dimension 0")
+        shape = tuple(parameter.shape)
+        first, end = rows_of(shape[0], self.index, self.size)
+        local = local_piece(parameter)
+        row = parameter.numel() // shape[0]
+        if local.numel() != (end - first) * row:
+            raise WeightsError(
+                f"rank {self.index} holds {local.numel()} elements of {name}; expected {(end - first) * row}"
+            )
+        return Shard(name, shape, first * row, local.view(-1))
+
+    def full_state(self) -> dict[str, torch.Tensor]:
+        """All whole parameters on the CPU of core rank 0, {} on the others. A collective: every core rank calls it."""
+        state = {}
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                whole = parameter.full_tensor()
+                if self.index == 0:
+                    state[name] = whole.cpu().clone()
+        return state
+
+    def load_full_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Takes this rank's pieces out of a whole state. Not a collective.
+
+        WeightsError where the state does not fit; then nothing is changed.
+        """
+        wrong = [n for n, p in self.parameters.items() if n not in state or state[n].shape != p.shape]
+        if wrong or len(state) != len(self.parameters):
+            raise WeightsError(
+                f"a state of {len(state)} tensors does not fit a model of {len(self.parameters)}"
+                + (f"; first misfit: {wrong[0]}" if wrong else "")
+            )
+        with torch.no_grad():
+            for shard in self.shards():
+                shard.data.copy_(state[shard.name].reshape(-1)[shard.start : shard.start + shard.data.numel()])
+
+
+def local_piece(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows that this rank holds, as a plain tensor that shares their storage; may be empty."""
+    assert isinstance(tensor, DTensor)
+    return tensor.detach().to_local()  # type: ignore[attr-defined]
+
+
+def rows_of(rows: int, index: int, size: int) -> tuple[int, int]:
+    """First row and end row of rank `index` of `size`, as `torch.chunk` and FSDP2 cut a dimension of `rows` rows."""
+    per_rank = -(-rows // size)
+    return min(index * per_rank, rows), min((index + 1) * per_rank, rows)
+
+
+def digest(state: dict[str, torch.Tensor]) -> str:
+    """Hex digest of names, shapes, types and bytes."""
+    h = hashlib.blake2b(digest_size=16)
+    for name in sorted(state):
+        tensor = state[name].contiguous()
+        h.update(f"{name}{tuple(tensor.shape)}{tensor.dtype};".encode())
+        h.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return h.hexdigest()
+
+
+def save_state(path: Path, state: dict[str, torch.Tensor], notes: dict[str, str]) -> None:
+    """Writes a state as a safetensors file beside `path`, then renames it: no reader ever sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+    try:
+        safetensors.torch.save_file(state, aside, metadata={**notes, _DIGEST: digest(state)})
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def read_state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """A state and its notes from a file. FileNotFoundError where there is none, WeightsError where it is damaged."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            notes = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (safetensors.SafetensorError, OSError, ValueError) as e:
+        raise WeightsError(f"{path} cannot be read as safetensors ({e}); delete it") from e
+    if notes.get(_DIGEST) != (got := digest(state)):
+        raise WeightsError(f"{path} is damaged: digest {got}, expected {notes.get(_DIGEST)}; delete it")
+    return state, notes
