@@ -15,7 +15,7 @@ from libra.config.schema import Config
 from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
-"""Room that the run directory's file system must have: a quickstart run leaves about 50 MB."""
+"""Room that the file system of the run directory must have."""
 MIN_BEATS = 3
 """Heartbeats that fit into `lost_s` at least, so that one late beat costs no rank."""
 
