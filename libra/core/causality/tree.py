@@ -37,7 +37,7 @@ _ASKED = 4
 """Nodes that an answer asks in one tree: the deepest known ones, the last of them always the root."""
 _ENOUGH = 0.02
 """An answer stops asking when less than this share is left over."""
-_CANDIDATES = 8
+_CANDIDATES = 4
 """Leaves compared when one has to go."""
 
 
@@ -58,7 +58,7 @@ class TreeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             for name, got, expected, good in (
                 ("decay", self.decay, "0 < decay <= 1", 0 < self.decay <= 1),
                 ("pseudo_count", self.pseudo_count, "a finite number > 0", 0 < self.pseudo_count < math.inf),
-                ("max_nodes", self.max_nodes, f"at least {2 * _CANDIDATES}", self.max_nodes >= 2 * _CANDIDATES),
+                ("max_nodes", self.max_nodes, "at least 16", self.max_nodes >= 16),
                 ("max_depth", self.max_depth, "at least 1", self.max_depth >= 1),
                 ("prior", self.prior, "finite numbers > 0", all(0 < p < math.inf for p in self.prior)),
             )
