@@ -10,8 +10,10 @@ one, or SIGTERM: the end at once. Either way nothing is left running.
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from secrets import token_hex
+from time import monotonic
 
 import anyio
 import anyio.abc
@@ -20,6 +22,7 @@ from libra.config.schema import Config
 from libra.controller.links import Server
 from libra.controller.screen import Screen
 from libra.controller.shell import Shell
+from libra.core import commands as c
 from libra.core import events as e
 from libra.env.registry import environment
 from libra.telemetry.display import open_display
@@ -54,30 +57,36 @@ class Controller:
         journal = JournalWriter(run_dir / DIRECTORY, Head.of(config, meeting.incarnation))
         metrics = MetricsWriter(run_dir / METRICS_FILE)
         world = environment(config.env)
+        began = monotonic()
+
+        def clock() -> float:
+            return monotonic() - began
+
         try:
-            with journal, metrics, open_display() as display:
-                async with world.running(), anyio.create_task_group() as tasks:
-                    clock = lambda: shell.runtime.clock()  # noqa: E731
-                    log = RunLog(run_dir / CONTROLLER, clock)
-                    screen = Screen(config, display, log, metrics, tally)
-                    shell = Shell(config, run_dir, meeting, journal, tally, screen, world, tasks)
-                    server = Server(meeting, shell.serve, config.deadline.heartbeat_s)
-                    listener = await anyio.create_unix_listener(meeting.address, mode=0o600)
-                    tasks.start_soon(self._signals, shell)
-                    tasks.start_soon(listener.serve, server.accept)
-                    tasks.start_soon(shell.monitor.run)
-                    tasks.start_soon(screen.refresh, shell.core, clock)
-                    shell.runtime.post(e.RunStarted(0.0))
-                    announce(meeting, meeting_file())
-                    await shell.finished.wait()
-                    await self._stop_roles(shell)
-                    tasks.cancel_scope.cancel()
+            with journal, metrics, RunLog(run_dir / CONTROLLER, clock) as log, open_display() as display:
+                try:
+                    async with world.running(), anyio.create_task_group() as tasks:
+                        screen = Screen(config, display, log, metrics, tally)
+                        shell = Shell(config, run_dir, meeting, journal, tally, screen, world, tasks, clock)
+                        server = Server(meeting, shell.serve, config.deadline.heartbeat_s)
+                        listener = await anyio.create_unix_listener(meeting.address, mode=0o600)
+                        tasks.start_soon(self._signals, shell)
+                        tasks.start_soon(listener.serve, server.accept)
+                        tasks.start_soon(shell.monitor.run)
+                        tasks.start_soon(screen.refresh, shell.core, clock)
+                        shell.runtime.post(e.RunStarted(0.0))
+                        announce(meeting, meeting_file())
+                        await shell.finished.wait()
+                        await self._stop_roles(shell)
+                        tasks.cancel_scope.cancel()
+                except Exception as x:  # a fault of ours: the summary and the log must still tell what happened
+                    log.error(traceback.format_exc())
+                    tally.command(c.FinishRun(0, False, f"the controller failed: {_first_cause(x)}"))
                 summary = tally.summary()
                 write_summary(run_dir / SUMMARY_FILE, summary)
                 if not self._hurry and tally.rewards:
                     await self._draw(log)
                 log.write("info" if summary.ok else "error", summary.reason)
-                log.close()
                 display.finish(summary)
         finally:
             private.remove()
@@ -86,8 +95,7 @@ class Controller:
     async def _stop_roles(self, shell: Shell) -> None:
         shell.stop_roles()
         with anyio.move_on_after(NOW_S if self._hurry else self.config.deadline.stop_s):
-            while shell.supervisors_left:
-                await anyio.sleep(0.02)
+            await shell.all_gone.wait()
 
     async def _signals(self, shell: Shell) -> None:
         interrupts = 0
@@ -96,7 +104,7 @@ class Controller:
                 interrupts += number == signal.SIGINT
                 now = number == signal.SIGTERM or interrupts > 1
                 self._hurry = self._hurry or now
-                shell.runtime.post(e.StopRequested(shell.runtime.clock(), now, signal.Signals(number).name))
+                shell.runtime.post(e.StopRequested(shell.clock(), now, signal.Signals(number).name))
 
     async def _draw(self, log: RunLog) -> None:
         """A picture is worth little against a run that ends: whatever goes wrong with it is logged."""
@@ -108,6 +116,13 @@ class Controller:
                 log.warning(f"reward.png was not drawn: {done.stdout.decode(errors='replace').strip()}")
         except (TimeoutError, OSError) as x:
             log.warning(f"reward.png was not drawn: {type(x).__name__} {x}")
+
+
+def _first_cause(x: BaseException) -> str:
+    """The innermost error of a group, in one line."""
+    while isinstance(x, BaseExceptionGroup):
+        x = x.exceptions[0]
+    return f"{type(x).__name__}: {x}"
 
 
 def main(config: Config, run_dir: Path) -> int:

@@ -1,8 +1,8 @@
 """Liveness: silence and standstill become events. It checks, and never assumes.
 
 A supervisor that sends no heartbeat for `lost_s` is lost, whatever its process does; a role whose progress count stands
-still for `stalled_s` is stalled, whatever its process says. Time while the controller itself could not run (a stopped process, a suspended
-machine) is not held against anybody.
+still for `stalled_s` is stalled, whatever its process says. Time while the controller itself could not run (a stopped process,
+a suspended machine) is not held against anybody.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,6 @@ rank and timer has at most one answer under way. Nothing is done that the core d
 
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
 
 import msgspec
 
@@ -23,19 +22,23 @@ from libra.telemetry.summary import Tally
 class Runtime:
     """`carry_out(command)` must not wait; what takes time becomes a task whose result is posted."""
 
-    def __init__(self, core: Core, journal: JournalWriter, tally: Tally, carry_out: Callable[[Command], None]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        journal: JournalWriter,
+        tally: Tally,
+        carry_out: Callable[[Command], None],
+        clock: Callable[[], float],
+    ) -> None:
         self.core = core
         self._journal = journal
         self._tally = tally
         self._carry_out = carry_out
-        self._began = monotonic()
+        self.clock = clock
+        """Seconds since the run began."""
         self._queue: deque[AnyEvent] = deque()
         self._busy = False
         self._last_t = 0.0
-
-    def clock(self) -> float:
-        """Seconds since the run began."""
-        return monotonic() - self._began
 
     def post(self, event: AnyEvent) -> None:
         self._queue.append(event)

@@ -99,6 +99,8 @@ class Screen:
         if phase == "evaluating":
             done, total = core.evaluation_progress
             view.progress, view.label = done / max(1, total), f"{done}/{total} held-out tasks"
+        elif phase in ("training", "stopping"):
+            view.progress, view.label = 0.0, ""
         view.engines = [self._engine_row(core, engine.id) for engine in core.fleet.engines]
 
     def _engine_row(self, core: Core, id: int) -> EngineRow:

@@ -6,6 +6,7 @@
 One object holds what is live of a run: links by rank, episodes, addresses of weights.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -44,16 +45,20 @@ class Shell:
         screen: Screen,
         environment: Environment,
         tasks: anyio.abc.TaskGroup,
+        clock: Callable[[], float],
     ) -> None:
         self.config = config
         self.core = Core(config)
-        self.runtime = Runtime(self.core, journal, tally, self.carry_out)
+        self.clock = clock
+        self.runtime = Runtime(self.core, journal, tally, self.carry_out, clock)
         self.episodes = Episodes(
-            environment, config.run.seed, config.env.tool.deadline_s, tasks, self.runtime.clock, self.runtime.post
+            environment, config.run.seed, config.env.tool.deadline_s, tasks, clock, self.runtime.post
         )
-        self.monitor = Monitor(config.deadline, self.runtime.clock, self.runtime.post)
+        self.monitor = Monitor(config.deadline, clock, self.runtime.post)
         self.finish: c.FinishRun | None = None
         self.finished = anyio.Event()
+        self.all_gone = anyio.Event()
+        """No supervisor is linked any more."""
         self._run_dir = run_dir
         self._meeting = meeting
         self._screen = screen
@@ -92,7 +97,7 @@ class Shell:
             case c.StartRole():
                 self._start_role(command)
             case c.StopRole(rank=rank, start=start, reason=reason):
-                self._screen.report(self.runtime.clock(), "warning", f"rank {rank}: its role is ended: {reason}")
+                self._screen.report(self.clock(), "warning", f"rank {rank}: its role is ended: {reason}")
                 self._to_supervisor(rank, m.KillRole(start, KILL_GRACE_S))
             case c.FormGroup(seq=seq, group=group, members=members, epoch=epoch, attempt=attempt):
                 prefix = f"{self._meeting.incarnation}/{epoch}/{group}/{attempt}"
@@ -103,7 +108,7 @@ class Shell:
             case c.SetTimer(seq=seq, at=at):
                 self._tasks.start_soon(self._timer, seq, at)
             case c.Report() | c.BatchConsumed() | c.Evaluated():
-                self._screen.command(self.runtime.clock(), command)
+                self._screen.command(self.clock(), command)
             case c.FinishRun():
                 self.finish = command
                 self.finished.set()
@@ -157,8 +162,8 @@ class Shell:
         self.monitor.role_started(command.rank, command.seq)
 
     async def _timer(self, seq: int, at: float) -> None:
-        await anyio.sleep(max(0.0, at - self.runtime.clock()))
-        self.runtime.post(e.TimerFired(max(at, self.runtime.clock()), seq))
+        await anyio.sleep(max(0.0, at - self.clock()))
+        self.runtime.post(e.TimerFired(max(at, self.clock()), seq))
 
     def _to_roles(self, ranks: tuple[int, ...], message: m.Message) -> None:
         """A rank without a role link is down: its RoleExited is on its way, and the core acts on that."""
@@ -187,7 +192,7 @@ class Shell:
         self._supervisors[rank] = link
         self._devices[rank] = hello.device
         self.monitor.joined(rank, link.close)
-        self.runtime.post(e.RankJoined(self.runtime.clock(), rank, hello.host, hello.device))
+        self.runtime.post(e.RankJoined(self.clock(), rank, hello.host, hello.device))
         reason = "its link closed"
         try:
             while True:
@@ -203,8 +208,11 @@ class Shell:
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         self.monitor.left(rank)
+        del self._supervisors[rank]
+        if not self._supervisors:
+            self.all_gone.set()
         if not self.finished.is_set():
-            self.runtime.post(e.RankLost(self.runtime.clock(), rank, self.monitor.why(rank) or reason))
+            self.runtime.post(e.RankLost(self.clock(), rank, self.monitor.why(rank) or reason))
 
     def _role_exited(self, rank: int, start: int, code: int, log_tail: str) -> None:
         if self._starts.get(rank) == start:
@@ -212,8 +220,8 @@ class Shell:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         reason = self._complaints.pop(start, "") or f"its process {how}"
         if not self.finished.is_set():
-            self._screen.log(self.runtime.clock(), f"role of rank {rank} {how}; the end of its log:\n{log_tail}")
-            self.runtime.post(e.RoleExited(self.runtime.clock(), rank, start, code, reason))
+            self._screen.log(self.clock(), f"role of rank {rank} {how}; the end of its log:\n{log_tail}")
+            self.runtime.post(e.RoleExited(self.clock(), rank, start, code, reason))
 
     async def _serve_role(self, link: Link, hello: m.RoleHello, reader: AsyncReader[m.ToController]) -> None:
         if self._starts.get(hello.rank) != hello.start:
@@ -221,7 +229,7 @@ class Shell:
             link.close()
             return
         self._roles[hello.rank] = link
-        self.runtime.post(e.RoleReady(self.runtime.clock(), hello.start, hello.rank))
+        self.runtime.post(e.RoleReady(self.clock(), hello.start, hello.rank))
         try:
             while True:
                 message = await reader.receive()
@@ -232,7 +240,7 @@ class Shell:
             pass  # the supervisor reports its end
 
     def _heard(self, rank: int, start: int, message: m.ToController) -> None:
-        now = self.runtime.clock()
+        now = self.clock()
         engine = self.core.fleet.ranks[rank].engine
         match message:
             case m.TurnsDone(turns=turns):
@@ -273,9 +281,7 @@ class Shell:
         episode.take(turn)
         oldest, newest = (min(turn.versions), max(turn.versions)) if turn.versions else (-1, -1)
         self.runtime.post(
-            e.TurnGenerated(
-                self.runtime.clock(), turn.cmd, turn.traj, engine, len(turn.tokens), oldest, newest, turn.finish
-            )
+            e.TurnGenerated(self.clock(), turn.cmd, turn.traj, engine, len(turn.tokens), oldest, newest, turn.finish)
         )
 
     # --- the end
@@ -284,9 +290,7 @@ class Shell:
         """Ask every role, then every supervisor, to end."""
         for link in self._roles.values():
             link.send(m.Stop())
+        if not self._supervisors:
+            self.all_gone.set()
         for link in self._supervisors.values():
             link.send(m.Shutdown(self.config.deadline.stop_s / 2))
-
-    @property
-    def supervisors_left(self) -> int:
-        return sum(1 for link in self._supervisors.values() if not link.closed)

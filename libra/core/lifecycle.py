@@ -119,10 +119,12 @@ class Lifecycle:
         if rank.role == "trainer":
             self._fatal(f"the trainer of core rank {e.rank} ended: {e.reason}")
             return
-        self._engine_down(rank.engine, e.reason)
-        if rank.restarts >= self.deadline.role_restarts:
+        given_up = rank.restarts >= self.deadline.role_restarts
+        if given_up:
             rank.status = "lost"
             self.out.report("error", f"rank {e.rank} is given up after {rank.restarts} restarts: {e.reason}")
+        self._engine_down(rank.engine, e.reason)
+        if given_up:
             return
         rank.restarts += 1
         rank.epoch += 1

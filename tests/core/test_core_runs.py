@@ -67,6 +67,13 @@ def test_no_delay_failure_or_death_breaks_a_run(mode: str, seed: int, fail: floa
         assert "no engine is left" in shell.end.reason
 
 
+def test_a_run_whose_engines_all_die_for_good_ends_and_says_so() -> None:
+    shell = VirtualShell(small(), seed=0, kill_rate=0.9).run()
+    assert shell.end is not None
+    assert not shell.end.ok
+    assert "no engine is left" in shell.end.reason
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_events_give_the_same_commands(seed: int) -> None:
     shell = VirtualShell(small(), seed, fail_rate=0.1, kill_rate=0.001).run()

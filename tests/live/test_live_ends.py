@@ -1,0 +1,109 @@
+"""How a run ends: by Ctrl-C, by `libra stop`, by the death of any of its processes. Never with anybody left."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launched import ONE_EACH, Launched, kill
+
+from libra.telemetry import replay
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
+LONG = ["--run.steps=100000", "--eval.tasks=0"]
+
+
+def test_the_first_interrupt_finishes_the_step(tmp_path: Path, warm_cache: Path) -> None:
+    with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
+        run.until_batch(2)
+        kill(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130
+        run.assert_nobody_left()
+    summary = run.summary()
+    assert summary["ok"]
+    assert "SIGINT" in summary["reason"]
+    assert summary["steps"] == len(run.batches()) >= 2
+    assert (run.run_dir / "reward.png").exists()
+    assert replay.check(run.run_dir).ok
+    assert "Traceback" not in run.output.read_text()
+
+
+def test_the_second_interrupt_ends_at_once(tmp_path: Path, warm_cache: Path) -> None:
+    with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
+        run.until_batch(1)
+        (engine,) = run.find("libra.rank.role", "rollout")
+        kill(engine, signal.SIGSTOP)  # the open step would wait for its turns
+        kill(run.process.pid, signal.SIGINT)
+        kill(run.process.pid, signal.SIGINT)
+        assert run.wait() in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+        run.assert_nobody_left()
+    assert run.summary()["steps"] == len(run.batches())
+
+
+def test_stop_by_name(tmp_path: Path, warm_cache: Path) -> None:
+    with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
+        run.until_batch(1)
+        stop = subprocess.run(
+            [sys.executable, "-m", "libra.cli", "stop", str(run.run_dir)],
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert stop.returncode == 0, stop.stderr
+        assert run.wait() == 0
+        run.assert_nobody_left()
+    assert run.summary()["ok"]
+
+
+@pytest.mark.parametrize("victim", ["torchrun", "controller", "supervisor", "trainer"])
+def test_no_orphan_outlives_a_killed_process(tmp_path: Path, warm_cache: Path, victim: str) -> None:
+    with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
+        run.until_batch(1)
+        ranks = run.find("libra.launch")
+        pid = {
+            "torchrun": run.process.pid,
+            "controller": ranks[0],
+            "supervisor": ranks[1],
+            "trainer": run.find("libra.rank.role", "trainer")[0],
+        }[victim]
+        kill(pid, signal.SIGKILL)
+        assert run.wait() != 0
+        run.assert_nobody_left(within_s=5.0)
+    if victim == "trainer":
+        assert "core rank 1 ended: its process was killed by signal 9" in run.words()
+    assert "Traceback" not in run.output.read_text()
+
+
+def test_a_killed_engine_is_replaced_and_nothing_is_lost(tmp_path: Path, warm_cache: Path) -> None:
+    with Launched(tmp_path, warm_cache, "--run.steps=60", "--eval.tasks=0", "--allocation.trainer=1") as run:
+        run.until_batch(1)
+        (first, _) = run.find("libra.rank.role", "rollout")
+        kill(first, signal.SIGKILL)
+        run.until("the engine's second start", lambda: run.find("libra.rank.role", "rollout.1.log"))
+        assert run.wait() == 0, run.words()
+        run.assert_nobody_left()
+    assert run.summary()["steps"] == 60
+    assert run.summary()["lost"] == 0
+    assert "is down: its process was killed by signal 9" in run.reports()
+    assert replay.check(run.run_dir).ok
+
+
+def test_an_engine_that_stands_still_is_reported_and_the_others_get_every_version(
+    tmp_path: Path, warm_cache: Path
+) -> None:
+    deadlines = ["--deadline.weights_s=1.0", "--deadline.stalled_s=4.0"]
+    with Launched(
+        tmp_path, warm_cache, "--run.steps=400", "--eval.tasks=0", "--allocation.trainer=1", *deadlines
+    ) as run:
+        run.until_batch(2)
+        (still, _) = run.find("libra.rank.role", "rollout")
+        kill(still, signal.SIGSTOP)
+        run.until("the report", lambda: "no progress for 4 s" in run.reports())
+        before = len(run.batches())
+        run.until("more batches", lambda: len(run.batches()) > before + 3)
+        kill(run.process.pid, signal.SIGINT)
+        run.wait()
+        run.assert_nobody_left()
+    assert run.summary()["lost"] == 0

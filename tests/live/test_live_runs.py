@@ -1,0 +1,64 @@
+"""Whole runs under torchrun: real processes, sockets, gloo groups, tools."""
+
+from pathlib import Path
+
+import pytest
+from launched import ONE_EACH, Launched
+
+from libra.telemetry import replay
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
+
+
+def test_a_run_goes_from_warm_start_to_summary_and_replays(tmp_path: Path, warm_cache: Path) -> None:
+    with Launched(tmp_path, warm_cache, "--run.steps=5") as run:
+        assert run.wait() == 0, run.words()
+        run.assert_nobody_left()
+    summary = run.summary()
+    assert summary["ok"]
+    assert summary["steps"] == 5
+    assert summary["trajectories"] == 5 * 16
+    assert summary["failed"] == summary["lost"] == 0
+    assert 0 <= summary["lag_max"] <= 2
+    assert summary["tokens_sampled"] > 0
+    assert summary["turns_max"] >= summary["turns_p50"] >= 1
+    assert summary["reward_heldout"] is not None
+    assert [b["batch"] for b in run.batches()] == list(range(5))
+    gaps = [b["gap"] for b in run.batches() if b["gap"] is not None]
+    assert gaps, "some tokens were sampled by exactly the version that trained on them"
+    assert max(gaps) < 1e-3
+    assert (run.run_dir / "reward.png").read_bytes().startswith(b"\x89PNG")
+    report = replay.check(run.run_dir)
+    assert report.ok, report.problem
+
+
+@pytest.mark.parametrize(("mode", "lag"), [("sync", 0), ("one-step-off", 1)])
+def test_the_other_modes_run_and_keep_their_lag(tmp_path: Path, warm_cache: Path, mode: str, lag: int) -> None:
+    options = ["--run.steps=4", f"--run.mode={mode}", "--eval.tasks=0", *ONE_EACH]
+    with Launched(tmp_path, warm_cache, *options) as run:
+        assert run.wait() == 0, run.words()
+    assert run.summary()["lag_max"] <= lag
+    assert run.summary()["steps"] == 4
+
+
+@pytest.mark.parametrize("kind", ["hang", "crash", "flood"])
+def test_misbehaving_tools_cost_trajectories_and_not_the_run(tmp_path: Path, warm_cache: Path, kind: str) -> None:
+    fault = [f"--env.fault.kind={kind}", "--env.fault.rate=0.06", "--env.tool.deadline_s=0.3", "--rollout.retries=3"]
+    with Launched(tmp_path, warm_cache, "--run.steps=3", "--eval.tasks=0", *ONE_EACH, *fault) as run:
+        assert run.wait() == 0, run.words()
+        run.assert_nobody_left()
+    summary = run.summary()
+    assert summary["steps"] == 3
+    assert summary["lost"] == 0
+    if kind == "flood":
+        assert summary["failed"] == 0, "a flood is cut, and the observation says so"
+    else:
+        assert summary["failed"] > 0
+
+
+def test_a_tool_that_always_fails_earns_nothing(tmp_path: Path, warm_cache: Path) -> None:
+    """No reward without a successful call: the control of every learning run."""
+    with Launched(tmp_path, warm_cache, "--run.steps=3", "--eval.tasks=0", *ONE_EACH, "--env.fault.kind=fail") as run:
+        assert run.wait() == 0, run.words()
+    assert {b["reward"] for b in run.batches()} == {0.0}
+    assert run.summary()["skipped_steps"] == 3
