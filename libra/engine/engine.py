@@ -11,11 +11,11 @@ or is cut (up to floating point); KV room is never exceeded; an idle prefix is a
 that runs through an install keeps its keys and values (kv_on_update = keep) but leaves no prefix behind.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +29,9 @@ from libra.engine.sampling import draw
 from libra.errors import NonFiniteError, RoleError
 from libra.wire.messages import EngineStats, Turn, TurnDone
 
+PREFILL_TOKENS = 1024
+"""Once this many new context tokens are admitted in a step, further turns wait for the next: so running turns, cuts and
+installs never wait for more than this and one turn's context."""
 _CPU = torch.device("cpu")
 
 
@@ -189,7 +192,8 @@ class Engine:
     def _admit(self) -> None:
         """Move waiting turns, first come first served, into rows and store all of their contexts but the last token."""
         runs: list[Run] = []
-        while self._waiting and len(self._running) < self._max_batch:
+        new_tokens = 0
+        while self._waiting and len(self._running) < self._max_batch and new_tokens < PREFILL_TOKENS:
             live = self._waiting[0]
             context = live.turn.tokens
             claim = self._cache.claim(live.turn.traj, context, live.room_tokens)
@@ -199,11 +203,13 @@ class Engine:
             self._waiting.popleft()
             self._running.append(live)
             self._reused_tokens += reused
-            self._prefilled_tokens += len(context) - reused
+            new_tokens += len(context) - reused
             self._changed = True
             if reused < len(context) - 1:
                 runs.append(Run(live.row, reused, context[reused:-1]))
-        fill(self._model, self._cache, runs)
+        copied = fill(self._model, self._cache, runs)
+        self._reused_tokens += copied
+        self._prefilled_tokens += new_tokens - copied
 
     def _decode(self) -> list[TurnDone]:
         """One token for every running turn."""
@@ -215,12 +221,13 @@ class Engine:
         attention = DecodeAttention(feed[2], feed[1], running[-1].row_index + 1, max(lengths), self._model.dtype)
         logits = self._model.logits(feed[0], feed[1], self._cache.layers, attention)
         noise = uniforms((live.turn.noise, length) for live, length in zip(running, lengths, strict=True))
-        tokens, logprobs = draw(logits, torch.from_numpy(noise).to(self._device), self._temperature)
+        drawn = draw(logits, torch.from_numpy(noise).to(self._device), self._temperature)
+        tokens, logprobs = drawn[0].tolist(), drawn[1].tolist()
         self._check(logprobs)
         self._decode_steps += 1
         self._sampled_tokens += len(running)
         done: list[TurnDone] = []
-        for live, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
+        for live, token, logprob in zip(running, tokens, logprobs, strict=True):
             live.tokens.append(token)
             live.logprobs.append(logprob)
             live.versions.append(self.version)
@@ -230,14 +237,14 @@ class Engine:
                 done.append(self._end(live, "length"))
         return done
 
-    def _check(self, logprobs: Tensor) -> None:
-        bad = np.flatnonzero(~np.isfinite(logprobs.cpu().numpy()))
-        if bad.size:
-            trajs = [self._running[i].turn.traj for i in bad[:5]]
-            raise NonFiniteError(
-                f"weights of version {self.version} give NaN or infinite logits in {bad.size} of {len(self._running)}"
-                f" turns (trajectories {trajs}); expected finite ones: look at the trainer's last step"
-            )
+    def _check(self, logprobs: list[float]) -> None:
+        if all(map(math.isfinite, logprobs)):
+            return
+        bad = [live.turn.traj for live, p in zip(self._running, logprobs, strict=True) if not math.isfinite(p)]
+        raise NonFiniteError(
+            f"weights of version {self.version} give NaN or infinite logits in {len(bad)} of {len(self._running)} turns"
+            f" (trajectories {bad[:5]}); expected finite ones: look at the trainer's last step"
+        )
 
     def _end(self, live: _Live, finish: Literal["stop", "length", "cut"]) -> TurnDone:
         turn = live.turn

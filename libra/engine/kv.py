@@ -106,6 +106,11 @@ class RowCache:
         while self._idle:
             self._evict()
 
+    def copy(self, source: Row, target: Row, tokens: int) -> None:
+        """Give `target` the first `tokens` keys and values of `source`."""
+        for kv in self.layers:
+            kv[:, target.index, :, :tokens] = kv[:, source.index, :, :tokens]
+
     def pack(self) -> None:
         """Move live rows towards the front, so that decoding reads few rows in vain (a quarter more than live ones)."""
         live = [row for row in self._at if row is not None and row.live]

@@ -2,6 +2,7 @@
 
 Every context token but the last is stored here; the last one is fed by the decode step, which wants its logits. Long
 runs are cut into pieces, and pieces of similar length share a batch, so that the padded scores of attention stay small.
+Equal contexts that come together (the samples of a group) are computed once and copied.
 """
 
 from collections.abc import Iterator
@@ -28,8 +29,25 @@ class Run:
     tokens: list[int]
 
 
-def fill(model: Decoder, cache: RowCache, runs: list[Run]) -> None:
-    """Store the keys and values of all `runs` (one a row)."""
+def fill(model: Decoder, cache: RowCache, runs: list[Run]) -> int:
+    """Store the keys and values of all `runs` (one a row); how many tokens were copied rather than computed."""
+    first: dict[tuple[int, ...], Run] = {}
+    copies: list[tuple[Run, Run]] = []
+    computed: list[Run] = []
+    for run in runs:
+        # Only whole contexts can be equal: the same continuation of different prefixes has other keys.
+        original = run if run.start else first.setdefault(tuple(run.tokens), run)
+        if original is run:
+            computed.append(run)
+        else:
+            copies.append((original, run))
+    _compute(model, cache, computed)
+    for original, run in copies:
+        cache.copy(original.row, run.row, len(run.tokens))
+    return sum(len(run.tokens) for _, run in copies)
+
+
+def _compute(model: Decoder, cache: RowCache, runs: list[Run]) -> None:
     while runs:
         pieces = [Run(run.row, run.start, run.tokens[:PIECE_TOKENS]) for run in runs]
         for batch in _batches(pieces):

@@ -106,6 +106,19 @@ def test_turns_wait_in_order_for_batch_and_room_and_the_room_is_never_exceeded()
     assert order == list(range(12))
 
 
+def test_long_contexts_are_admitted_over_several_steps_so_that_running_turns_go_on(monkeypatch) -> None:
+    monkeypatch.setattr("libra.engine.engine.PREFILL_TOKENS", 20)
+    engine = engine_of()
+    for traj in range(6):
+        engine.submit(turn(traj, context=12, new=10))
+    running = []
+    for _ in range(3):
+        engine.step()
+        running.append(engine.stats().running)
+    assert running == [2, 4, 6]
+    assert {len(done.tokens) for done in drain(engine)} == {10}
+
+
 def test_forget_leaves_no_room_taken_be_the_turn_idle_or_running() -> None:
     engine = engine_of()
     for traj in (1, 2, 3):
@@ -131,6 +144,21 @@ def test_prefixes_are_reused_under_the_same_weights_only() -> None:
     engine.submit(Turn(0, 1, [*context, *done.tokens], 3, (0, 1, 0, 0)))
     drain(engine)
     assert engine.stats().reused_tokens == 12
+
+
+def test_equal_contexts_that_come_together_are_computed_once_and_sampled_apart() -> None:
+    context = list(range(12))
+    together, apart = engine_of(max_batch=8), engine_of(max_batch=1)
+    results = []
+    for engine in (together, apart):
+        for sample in range(6):
+            engine.submit(Turn(0, sample, context, 6, (0, 0, sample, 0)))
+        results.append({done.traj: done.tokens for done in drain(engine)})
+    assert results[0] == results[1]
+    assert len({tuple(tokens) for tokens in results[0].values()}) > 1
+    assert together.stats().reused_tokens == 5 * 11
+    assert together.stats().prefilled_tokens == 12 + 5
+    assert apart.stats().reused_tokens == 0
 
 
 def test_a_turn_that_runs_through_an_install_goes_on_under_both_versions_and_leaves_no_prefix() -> None:
