@@ -50,7 +50,10 @@ class Held(NamedTuple):
 
 
 class _Pin(NamedTuple):
+    """`buffer` is None as long as `version` is still to come; the writer fills it in."""
+
     owner: object
+    version: int
     buffer: HostBuffer | None
     until: float
 
@@ -101,6 +104,8 @@ class VersionedBuffers:
         with self._changed:
             target.version = version
             self._newest = target
+            if self._pin and self._pin.version == version:
+                self._pin = self._pin._replace(buffer=target)
             self._changed.notify_all()
 
     def _free_buffer(self) -> HostBuffer:
@@ -110,17 +115,12 @@ class VersionedBuffers:
 
     def find(self, version: int, deadline: float) -> Held | None:
         """`version`, waiting for it if it is still to come; None if it is overwritten or did not come by `deadline`."""
+        left_s = max(0.0, deadline - time.monotonic())
         with self._changed:
-            return self._find(version, deadline)
-
-    def _find(self, version: int, deadline: float) -> Held | None:
-        wanted = max(version, 0)
-        self._changed.wait_for(lambda: self._closed or self.newest >= wanted, max(0.0, deadline - time.monotonic()))
-        if version == NEWEST:
-            version = self.newest
-        for buffer in self._buffers:
-            if buffer.version == version >= 0:
-                return Held(buffer, buffer.generation, version)
+            self._changed.wait_for(lambda: self._closed or self.newest >= version, left_s)
+            for buffer in self._buffers:
+                if buffer.version == version >= 0:
+                    return Held(buffer, buffer.generation, version)
         return None
 
     def intact(self, held: Held) -> bool:
@@ -144,35 +144,41 @@ class VersionedBuffers:
                 return digest
             return held.buffer.digests.setdefault(ranges, digest)
 
-    def pin(self, owner: object, version: int, deadline: float, until: float) -> Held | None:
-        """Keeps `version` from being overwritten until `until`, `unpin`, or the owner's next pin.
+    def pin(self, owner: object, version: int, deadline: float, until: float) -> int | None:
+        """Keeps `version` (`NEWEST`: the newest) from being overwritten until `until`, `unpin`, or the owner's next pin.
 
-        One owner at a time: another one waits, up to `deadline`. None: no pin (`find` says when a version is not had).
+        A version still to come is reserved: it is kept from the moment it is written, so that an owner can pin one
+        version in several processes that go on writing. Returns the version pinned; None if it is overwritten already,
+        or if another owner's pin lasted to `deadline`: there is one at a time.
         """
         with self._changed:
             while self._pin and self._pin.owner is not owner and self._pin.until > (now := time.monotonic()):
                 if self._closed or now >= deadline:
                     return None
                 self._changed.wait(min(deadline, self._pin.until) - now)
-            self._pin = _Pin(owner, None, until)
-            held = self._find(version, deadline)
+            if not self._newest:
+                return None
+            self._pin = _Pin(owner, -1, None, until)
             third = len(self._buffers) == 2
-        spare = None
-        if held and third:
-            # Made and touched here, so that the writer pays for no page fault; only the pin's owner comes here.
-            spare = HostBuffer(held.buffer.tensor.numel())
+            n_bytes = self._newest.tensor.numel()
+        if third:
+            # Made and touched here, so that the writer pays for no page fault.
+            spare = HostBuffer(n_bytes)
             spare.tensor.zero_()
+            with self._changed:
+                if len(self._buffers) == 2:
+                    self._buffers.append(spare)
         with self._changed:
-            if spare is not None and len(self._buffers) == 2:
-                self._buffers.append(spare)
-            mine = self._pin is not None and self._pin.owner is owner
-            if held and mine and held.buffer.generation == held.generation:
-                self._pin = _Pin(owner, held.buffer, until)
-                return held
-            if mine:
+            if self._pin is None or self._pin.owner is not owner:
+                return None  # it lapsed while the buffer was made
+            version = self.newest if version == NEWEST else version
+            buffer = next((b for b in self._buffers if b.version == version), None)
+            if buffer is None and version < self.newest:
                 self._pin = None
                 self._changed.notify_all()
-            return None
+                return None
+            self._pin = _Pin(owner, version, buffer, until)
+            return version
 
     def unpin(self, owner: object) -> None:
         with self._changed:

@@ -111,7 +111,10 @@ class Pull(_Message, frozen=True, tag=True):
 
 
 class Pin(_Message, frozen=True, tag=True):
-    """Keep `version` (or `NEWEST`) for this link until its pull is done or `hold_s` have passed."""
+    """Keep `version` (or `NEWEST`) for this link until its pull is done or `hold_s` have passed.
+
+    A version still to come is reserved at once. `wait_s`: how long to wait for the end of another reader's pin.
+    """
 
     version: int
     wait_s: float

@@ -197,8 +197,8 @@ class Publisher:
 
     def _serve_pin(self, sock: socket.socket, pin: Pin) -> None:
         now = time.monotonic()
-        held = self._buffers.pin(sock, pin.version, now + min(pin.wait_s, WAIT_S), now + min(pin.hold_s, PIN_S))
-        self._send(sock, self._not_held(pin.version) if held is None else Pinned(held.version))
+        version = self._buffers.pin(sock, pin.version, now + min(pin.wait_s, WAIT_S), now + min(pin.hold_s, PIN_S))
+        self._send(sock, self._not_held(pin.version) if version is None else Pinned(version))
 
     def _not_held(self, version: int) -> Gone | Refused:
         newest = self._buffers.newest

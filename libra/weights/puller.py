@@ -26,6 +26,8 @@ from libra.weights.layout import NEWEST, Chunk, Done, Offer, Pin, Pinned, Pull, 
 from libra.weights.link import Link, Newer, Talk, together
 
 CLOSE_S = 5.0
+WAIT_SHARE = 0.8
+"""Part of the time left that a source may wait for a version, so that its refusal, with the reason, comes in time."""
 PIN_AFTER = 2
 """Supersessions in a row after which a version is pinned."""
 
@@ -100,7 +102,7 @@ class Puller:
                 if superseded >= PIN_AFTER:
                     version = self._pin(links, deadline)
                 self._spare.begin(ranges)
-                talks = {link: self._fetch(link, Pull(version, ranges, _left(deadline))) for link in links}
+                talks = {link: self._fetch(link, Pull(version, ranges, _left(deadline) * WAIT_SHARE)) for link in links}
                 together(talks, deadline, self._wake)
                 self._spare.check()
                 return version
@@ -111,18 +113,22 @@ class Puller:
                 version = e.newest
 
     def _pin(self, links: list[Link], deadline: float) -> int:
-        """Pins one version at every source; the version. A source that has lost it already moves all pins forward."""
-        version = NEWEST
+        """Pins one version at every source; the version.
+
+        If a source has lost it by the time it is asked, the trainer is faster than our round trips: then a version still
+        to come is reserved everywhere, further ahead each time, which succeeds after a few.
+        """
+        version, ahead = NEWEST, 0
         while True:
             try:
                 for link in links:
-                    pin = Pin(version, _left(deadline), _left(deadline))
+                    pin = Pin(version, _left(deadline) * WAIT_SHARE, _left(deadline))
                     [version] = together({link: _pinned(link, pin)}, deadline, self._wake)
                 return version
             except Newer as e:
                 if _left(deadline) == 0:
                     raise WeightsError(f"deadline passed; version {e.newest} could not be pinned everywhere") from e
-                version = e.newest
+                version, ahead = e.newest + ahead, 2 * ahead + 1
 
     def _fetch(self, link: Link, pull: Pull) -> Talk[None]:
         offer = yield from link.ask(pull)

@@ -3,7 +3,8 @@
     python tests/bench/weights.py [--large]
 
 Two core ranks are processes of their own; the puller is this one. `publish` is the trainer's own cost (the copy); `pull`
-is a whole version from both sources, assembled and checked. `cpu` is of the measured process alone. Medians; the first of each (page faults, connecting) apart.
+is a whole version from both sources, assembled and checked. `median_cpu_ms` is of the measured process alone. The first
+two of each (page faults, connecting) are left out of the medians; `first_ms` is the very first.
 """
 
 import argparse
