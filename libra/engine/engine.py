@@ -91,6 +91,8 @@ class Engine:
         self._turns: dict[int, _Live] = {}
         self._waiting: deque[_Live] = deque()
         self._running: list[_Live] = []
+        self._rows: list[int] = []
+        """Row numbers of the running turns, ascending; valid from one packing to the next."""
         self._cut: dict[int, None] = {}
         self._changed = False
         """Whether turns came or went since rows were last packed."""
@@ -180,6 +182,7 @@ class Engine:
         if self._changed:
             self._cache.pack()
             self._running.sort(key=lambda live: live.row_index)
+            self._rows = [live.row_index for live in self._running]
             self._changed = False
         if self._running:
             ended = self._decode()
@@ -216,9 +219,9 @@ class Engine:
         running = self._running
         ids = [(live.tokens or live.turn.tokens)[-1] for live in running]
         lengths = [len(live.turn.tokens) + len(live.tokens) for live in running]
-        feed = torch.tensor([ids, lengths, [live.row_index for live in running]], device=self._device)
+        feed = torch.tensor([ids, lengths, self._rows], device=self._device)
         feed[1] -= 1
-        attention = DecodeAttention(feed[2], feed[1], running[-1].row_index + 1, max(lengths), self._model.dtype)
+        attention = DecodeAttention(feed[2], feed[1], self._rows[-1] + 1, max(lengths), self._model.dtype)
         logits = self._model.logits(feed[0], feed[1], self._cache.layers, attention)
         noise = uniforms((live.turn.noise, length) for live, length in zip(running, lengths, strict=True))
         drawn = draw(logits, torch.from_numpy(noise).to(self._device), self._temperature)

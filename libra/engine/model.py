@@ -159,7 +159,7 @@ class Decoder:
         queries = config.heads - first_head
         rotated = packed[:, : queries + config.kv_heads]
         exact = rotated.float()
-        rotated.copy_(torch.addcmul(exact * cos, exact.roll(self.head_dim // 2, -1), sin))
+        torch.addcmul(exact * cos, exact.roll(self.head_dim // 2, -1), sin, out=rotated)
         attention.store(kv, packed[:, queries:].unflatten(1, (2, config.kv_heads)))
         return packed[:, :queries].unflatten(1, (config.kv_heads, queries // config.kv_heads))
 
