@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from libra.env.registry import environment
 from libra.env.protocol import Demonstration
@@ -73,10 +74,11 @@ class TrainerRole:
     def _form(self, order: m.FormMembers) -> None:
         """Members only, on a store prefix that no other attempt can have used; warmed up by one collective."""
         timeout = timedelta(seconds=self.config.deadline.group_s)
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(address, port, is_master=False, timeout=timeout)
         dist.init_process_group(
             dist.get_default_backend_for_device(self.device),
-            store=dist.PrefixStore(order.prefix, store),
+            store=PrefixStore(order.prefix, store),
             rank=order.index,
             world_size=order.size,
             timeout=timeout,
