@@ -25,7 +25,7 @@ import math
 
 from msgspec import Struct
 
-from libra.core.causality.forecast import SCOPES, Known, Residual, Source, blend, blend_slices, share_of
+from libra.core.causality.forecast import MOST_SHARE, SCOPES, Known, Residual, Source, blend, blend_slices, share_of
 from libra.core.causality.node import Fading, Key, Node, Seen
 from libra.core.causality.sketch import TOKENS
 from libra.core.causality.walk import Walk, spent_by
@@ -35,7 +35,7 @@ from libra.errors import ConfigError, CoreError
 PROMPT, FAMILY, ALL = 0, 1, 2
 _ASKED = 4
 """Nodes that an answer asks in one tree: the deepest known ones, the last of them always the root."""
-_ENOUGH = 0.02
+_ENOUGH = 0.05
 """An answer stops asking when less than this share is left over."""
 _CANDIDATES = 4
 """Leaves compared when one has to go."""
@@ -185,13 +185,16 @@ class CausalityTree:
                 if tail is None:
                     continue
                 evidence = node.evidence(now, fading) * (tail.weight / node.weight)
-                share = left * share_of(evidence, walk.returns - depth, k)
+                share = left * share_of(evidence, walk.returns - depth, k, MOST_SHARE if depth else 1.0)
                 if share <= 0.0:  # faded to nothing
                     continue
                 sources.append(Source(tail, share, evidence, SCOPES[scope], depth))
                 left -= share
                 if left < _ENOUGH:
+                    sources[-1].share += left
                     return sources
+        if sources:
+            sources[-1].share += left
         return sources
 
     def _paper_node(self, traj: int) -> Node | None:
@@ -204,14 +207,14 @@ class CausalityTree:
         node: Node | None = None
         for depth, lesson in enumerate(lessons):
             key = signals[depth - 1] if depth else root
-            node = self._child(scope, depth, key, node)
+            node = self._child(scope, depth, key, node, version)
             node.learn(lesson, version, self.fading)
             if len(self.nodes) > self.config.max_nodes:
                 self._drop_one()
                 if not node.alive:
                     return
 
-    def _child(self, scope: int, depth: int, key: Key, parent: Node | None) -> Node:
+    def _child(self, scope: int, depth: int, key: Key, parent: Node | None, version: int) -> Node:
         if parent is None:
             siblings: dict[Key, Node] = self.roots[scope]
         else:
@@ -220,7 +223,7 @@ class CausalityTree:
             siblings = parent.children  # type: ignore[assignment]  # below the roots every key is a signal
         node = siblings.get(key)
         if node is None:
-            node = Node(self.serial, scope, depth, key, parent, self.now)
+            node = Node(self.serial, scope, depth, key, parent, version)
             self.serial += 1
             siblings[key] = node
             self.nodes[node.serial] = node
