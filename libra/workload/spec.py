@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-from libra.config.schema import Fraction, NatInt, NonNegFloat, PosFloat, PosInt
+from libra.config.schema import Fraction, PosFloat, PosInt
 from libra.errors import ConfigError
 from libra.workload.law import Law
 
@@ -76,7 +76,7 @@ def null(spec: WorkloadSpec) -> WorkloadSpec:
     return structs.replace(spec, informativeness=0.0)
 
 
-def drifting(spec: WorkloadSpec, factor: NonNegFloat, steps: NatInt) -> WorkloadSpec:
+def drifting(spec: WorkloadSpec, factor: PosFloat, steps: PosInt) -> WorkloadSpec:
     return structs.replace(spec, drift=factor, drift_steps=steps)
 
 

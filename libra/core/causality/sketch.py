@@ -53,10 +53,10 @@ class Profile:
     def __init__(self, values: Sequence[float], weights: Sequence[float], mean: float) -> None:
         self._values = values
         self._given = weights
-        self._weights = list(accumulate(weights))
+        self._weights = array("d", accumulate(weights))
         self._total = self._weights[-1]
         self._mean = mean
-        self._moments: list[float] | None = None
+        self._moments: array[float] | None = None
 
     def beyond(self, since: float) -> "Tail | None":
         """What is left for those whose value exceeds `since`; None if there are none. All of them for since <= 0."""
@@ -77,10 +77,10 @@ class Profile:
         i = bisect_left(self._weights, weight - self._total * _TOUCH)
         return self._values[i] if i < len(self._values) else self._values[-1]
 
-    def moments(self) -> list[float]:
+    def moments(self) -> "array[float]":
         """Accumulated weight x value."""
         if self._moments is None:
-            self._moments = list(accumulate(map(mul, self._given, self._values)))
+            self._moments = array("d", accumulate(map(mul, self._given, self._values)))
         return self._moments
 
     def moment(self, weight: float) -> float:
