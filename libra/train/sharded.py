@@ -127,7 +127,8 @@ class ShardedPolicy:
 def local_piece(tensor: torch.Tensor) -> torch.Tensor:
     """The rows that this rank holds, as a plain tensor that shares their storage; may be empty."""
     assert isinstance(tensor, DTensor)
-    return tensor.detach().to_local()  # type: ignore[attr-defined]
+    with torch.no_grad():
+        return tensor.to_local().detach()
 
 
 def rows_of(rows: int, index: int, size: int) -> tuple[int, int]:

@@ -106,6 +106,7 @@ class SummedStep:
         if gap is not None:
             self._gap = Gap(self._gap.total + gap.total, self._gap.tokens + gap.tokens, max(self._gap.worst, gap.worst))
 
+    @torch.no_grad()  # also spares `to_local` its autograd
     def close(self) -> Closed:
         """Clips by the global norm and steps, or, where anything is not finite, leaves the weights alone. A collective.
 

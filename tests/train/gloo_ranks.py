@@ -32,7 +32,7 @@ def _rank(pipe: Connection, store: str, index: int, size: int, function: Callabl
     try:
         dist.init_process_group(
             dist.get_default_backend_for_device("cpu"),
-            store=dist.FileStore(store, size),
+            store=dist.FileStore(store, size),  # type: ignore[attr-defined]
             rank=index,
             world_size=size,
             timeout=timedelta(seconds=GROUP_TIMEOUT_S),

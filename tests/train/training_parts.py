@@ -62,7 +62,7 @@ class Reference:
 
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         self.config = config
-        self.network = build(config.model, VOCABULARY, config.run.seed).to(dtype)
+        self.network = build(config.model, VOCABULARY, config.run.seed).to(dtype)  # type: ignore[arg-type]
         t = config.trainer
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(), betas=(t.beta1, t.beta2), eps=t.eps, weight_decay=t.weight_decay
