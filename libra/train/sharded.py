@@ -11,6 +11,7 @@ Called by `libra.train.summed_step`, `libra.train.trainer` and `libra.train.warm
 """
 
 import hashlib
+import json
 import os
 import uuid
 from pathlib import Path
@@ -159,13 +160,17 @@ def save_state(path: Path, state: dict[str, torch.Tensor], notes: dict[str, str]
 
 
 def read_state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """A state and its notes from a file. FileNotFoundError where there is none, WeightsError where it is damaged."""
+    """A state and its notes from a file. FileNotFoundError where there is none, WeightsError where it is damaged.
+
+    The file is copied into memory, not mapped: a mapped file that somebody truncates later is a SIGBUS.
+    """
     if not path.is_file():
         raise FileNotFoundError(path)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            notes = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        content = path.read_bytes()
+        state = safetensors.torch.load(content)
+        header_bytes = int.from_bytes(content[:8], "little")
+        notes: dict[str, str] = json.loads(content[8 : 8 + header_bytes]).get("__metadata__", {})
     except (safetensors.SafetensorError, OSError, ValueError) as e:
         raise WeightsError(f"{path} cannot be read as safetensors ({e}); delete it") from e
     if notes.get(_DIGEST) != (got := digest(state)):

@@ -111,3 +111,12 @@ def test_a_reader_never_sees_half_a_file_while_others_write(tmp_path: Path) -> N
         assert torch.equal(read_state(path)[0]["a"], state["a"])
     for t in threads:
         t.join()
+
+
+def test_a_state_outlives_its_file(tmp_path: Path) -> None:
+    """A mapped one would end the process with SIGBUS once somebody cuts the file short."""
+    path = tmp_path / "x.safetensors"
+    save_state(path, {"a": torch.arange(20_000.0)}, {})
+    state, _ = read_state(path)
+    path.write_bytes(b"?")
+    assert torch.equal(state["a"], torch.arange(20_000.0))

@@ -110,5 +110,5 @@ class Reference:
 
 
 def worst_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert list(a) == list(b)
+    assert a.keys() == b.keys()
     return max((a[n] - b[n]).abs().max().item() for n in a)
