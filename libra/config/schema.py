@@ -149,7 +149,7 @@ class TrainerConfig(_Table, frozen=True):
     """Upper bound of the ratio where the advantage is negative (dual clip)."""
     advantage: Literal["group_std", "group_mean"] = "group_std"
     micro_batch_tokens: PosInt = 2048
-    """Padded tokens in one micro-batch at most (a single longer trajectory still goes alone)."""
+    """Tokens in one micro-batch at most (a single longer trajectory still goes alone). Rows are packed, not padded."""
     threads: PosInt = 1
     """Compute threads of each role process."""
 

@@ -1,8 +1,9 @@
 """Liveness: silence and standstill become events. It checks, and never assumes.
 
 A supervisor that sends no heartbeat for `lost_s` is lost, whatever its process does; a role whose progress count stands
-still for `stalled_s` is stalled, whatever its process says. Time while the controller itself could not run (a stopped process,
-a suspended machine) is not held against anybody.
+still for `stalled_s` is stalled, whatever its process says (before its first progress it is starting, for which the core has
+a deadline). Time while the controller itself could not run (a stopped process, a suspended machine) is not held against
+anybody.
 """
 
 from collections.abc import Callable
@@ -84,7 +85,7 @@ class Monitor:
                 self._why[rank] = f"no heartbeat for {self._deadline.lost_s:g} s"
                 watched.close()
                 self.left(rank)
-            elif watched.start >= 0 and not watched.reported and now - watched.moved > self._deadline.stalled_s:
+            elif watched.beats > 0 and not watched.reported and now - watched.moved > self._deadline.stalled_s:
                 watched.reported = True
                 reason = f"no progress for {self._deadline.stalled_s:g} s (last: {watched.doing or 'nothing'})"
                 self._post(e.RoleStalled(now, rank, watched.start, reason))

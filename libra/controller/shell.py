@@ -98,6 +98,7 @@ class Shell:
                 self._start_role(command)
             case c.StopRole(rank=rank, start=start, reason=reason):
                 self._screen.report(self.clock(), "warning", f"rank {rank}: its role is ended: {reason}")
+                self._complaints.setdefault(start, reason)
                 self._to_supervisor(rank, m.KillRole(start, KILL_GRACE_S))
             case c.FormGroup(seq=seq, group=group, members=members, epoch=epoch, attempt=attempt):
                 prefix = f"{self._meeting.incarnation}/{epoch}/{group}/{attempt}"

@@ -26,11 +26,10 @@ def advantages(rewards: Sequence[float], kind: Literal["group_std", "group_mean"
 
 
 def pack(rows: Sequence[tuple[int, Row]], budget_tokens: int, workers: int) -> list[MicroBatch]:
-    """Cut rows, each with its length in tokens, into micro-batches, longest first.
+    """Cut rows, each with its length in tokens, into micro-batches of at most `budget_tokens`, longest rows first.
 
-    Rows of similar length share a micro-batch, so padding is small. A micro-batch holds at most `budget_tokens` padded
-    tokens (rows x longest row), except that one longer row goes alone. The number aimed at is a multiple of `workers`, so
-    that no worker runs a dummy while others run real rows.
+    Rows are packed, not padded, so a micro-batch costs its tokens; a row longer than the budget goes alone. The number aimed
+    at is a multiple of `workers`, so that no worker runs a dummy while others run real rows.
     """
     if not rows:
         return []
@@ -40,22 +39,18 @@ def pack(rows: Sequence[tuple[int, Row]], budget_tokens: int, workers: int) -> l
     share = min(budget_tokens, math.ceil(total / (rounds * workers)))
     batches: list[MicroBatch] = []
     taken: list[Row] = []
-    tokens = longest = 0
+    tokens = 0
 
     def flush() -> None:
-        if taken:
-            batches.append(MicroBatch(id=len(batches), tokens=tokens, rows=tuple(taken)))
-            taken.clear()
+        batches.append(MicroBatch(id=len(batches), tokens=tokens, rows=tuple(taken)))
+        taken.clear()
 
     for length, row in ordered:
-        over_budget = (len(taken) + 1) * longest > budget_tokens
-        # Take a row that crosses the share's edge when more than half of it lies inside: the last share stays whole.
+        # A row that crosses the share's edge is taken when more than half of it lies inside.
         over_share = tokens + length / 2 > share and len(batches) + 1 < rounds * workers
-        if taken and (over_budget or over_share):
+        if taken and (over_share or tokens + length > budget_tokens):
             flush()
             tokens = 0
-        if not taken:
-            longest = length
         taken.append(row)
         tokens += length
     flush()

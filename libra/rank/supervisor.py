@@ -48,7 +48,7 @@ class Child:
         ours, theirs = socket.socketpair()
         log = Path(order.log)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, log.open("ab") as out:
+        with theirs, log.open("ab") as out:  # noqa: ASYNC230 (a local file, opened once a role)
             process = await anyio.open_process(
                 [sys.executable, "-m", "libra.rank.role", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from libra.env.registry import environment
 from libra.env.protocol import Demonstration
+from libra.env.registry import environment
 from libra.errors import RoleError
 from libra.rank.role import RoleLink
 from libra.train.trainer import Trainer

@@ -43,7 +43,8 @@ def test_the_other_modes_run_and_keep_their_lag(tmp_path: Path, warm_cache: Path
 
 @pytest.mark.parametrize("kind", ["hang", "crash", "flood"])
 def test_misbehaving_tools_cost_trajectories_and_not_the_run(tmp_path: Path, warm_cache: Path, kind: str) -> None:
-    fault = [f"--env.fault.kind={kind}", "--env.fault.rate=0.06", "--env.tool.deadline_s=0.3", "--rollout.retries=3"]
+    fault = [f"--env.fault.kind={kind}", "--env.fault.rate=0.06", "--rollout.retries=3"]
+    fault += ["--env.tool.deadline_s=0.3"] if kind == "hang" else []
     with Launched(tmp_path, warm_cache, "--run.steps=3", "--eval.tasks=0", *ONE_EACH, *fault) as run:
         assert run.wait() == 0, run.words()
         run.assert_nobody_left()
@@ -58,7 +59,8 @@ def test_misbehaving_tools_cost_trajectories_and_not_the_run(tmp_path: Path, war
 
 def test_a_tool_that_always_fails_earns_nothing(tmp_path: Path, warm_cache: Path) -> None:
     """No reward without a successful call: the control of every learning run."""
-    with Launched(tmp_path, warm_cache, "--run.steps=3", "--eval.tasks=0", *ONE_EACH, "--env.fault.kind=fail") as run:
+    fail = ["--env.fault.kind=fail", "--env.fault.rate=1"]
+    with Launched(tmp_path, warm_cache, "--run.steps=3", "--eval.tasks=0", *ONE_EACH, *fail) as run:
         assert run.wait() == 0, run.words()
     assert {b["reward"] for b in run.batches()} == {0.0}
     assert run.summary()["skipped_steps"] == 3
