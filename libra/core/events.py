@@ -181,7 +181,7 @@ class StepDone(Answer, frozen=True, tag=True, array_like=True):
     grad_norm: float
     seconds: float
     gap: float | None = None
-    """Worst |trainer - engine| log-probability over tokens that exactly this version sampled; None without such tokens."""
+    """Worst |trainer - engine| log-probability over tokens whose whole turn this version sampled; None without such tokens."""
 
 
 # --- time and people

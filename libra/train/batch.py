@@ -52,6 +52,10 @@ class Targets(NamedTuple):
     """(n) log-probability under the policy that sampled the token."""
     versions: torch.Tensor
     """(n) int64 version of that policy."""
+    began: torch.Tensor
+    """(n) int64 version that sampled the first token of the same turn. Where it equals `versions`, the token's whole context
+    was computed by that one version: prefixes of other versions are computed again when a turn begins, but a running turn
+    keeps its keys and values when weights change under it."""
     advantage: torch.Tensor
     """(n)."""
 
@@ -84,13 +88,19 @@ def targets(samples: Sequence[Sample], device: torch.device, dtype: torch.dtype)
                 f"trajectory {s.traj} has {len(s.tokens)} tokens but {len(s.sampled)} sampled marks, "
                 f"{len(s.logprobs)} log-probabilities and {len(s.versions)} versions; expected one each for every token"
             )
-    flat = [
-        (s.logprobs[i], s.versions[i], s.advantage) for s in samples for i, sampled in enumerate(s.sampled) if sampled
-    ]
-    behaviour, versions, advantage = zip(*flat, strict=True) if flat else ((), (), ())
+    flat: list[tuple[float, int, int, float]] = []
+    for s in samples:
+        began, inside = -1, False
+        for i, sampled in enumerate(s.sampled):
+            if sampled:
+                began = began if inside else s.versions[i]
+                flat.append((s.logprobs[i], s.versions[i], began, s.advantage))
+            inside = bool(sampled)
+    behaviour, versions, begun, advantage = zip(*flat, strict=True) if flat else ((), (), (), ())
     return Targets(
         behaviour=torch.tensor(behaviour, dtype=dtype, device=device),
         versions=torch.tensor(versions, dtype=torch.int64, device=device),
+        began=torch.tensor(begun, dtype=torch.int64, device=device),
         advantage=torch.tensor(advantage, dtype=dtype, device=device),
     )
 

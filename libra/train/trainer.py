@@ -35,7 +35,8 @@ class StepResult(Struct, frozen=True):
     detail: str
     """Where not finite: step, batch and, where known, the trajectories. Else empty."""
     logprob_gap_mean: float | None = None
-    """Mean |trainer - engine| log-probability of tokens sampled by exactly the version being trained; None: no such token."""
+    """Mean |trainer - engine| log-probability of tokens whose whole context and sampling were by the version being trained;
+    None: no such token."""
     logprob_gap_max: float | None = None
 
 
@@ -140,5 +141,5 @@ class Trainer:
         return self.sharded.shards()
 
     def _gap(self, logprob: torch.Tensor, goal: Targets) -> Gap:
-        gap = (logprob - goal.behaviour).abs()[goal.versions == self._version]
+        gap = (logprob - goal.behaviour).abs()[(goal.versions == self._version) & (goal.began == self._version)]
         return Gap(gap.sum().item(), gap.numel(), gap.max().item()) if gap.numel() else Gap()

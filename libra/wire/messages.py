@@ -281,7 +281,7 @@ class StepFinished(Message, frozen=True, tag=True):
     grad_norm: float
     seconds: float
     gap: float | None
-    """Worst |trainer - engine| log-probability over tokens sampled by exactly this version."""
+    """Worst |trainer - engine| log-probability over tokens whose whole turn this version sampled."""
     detail: str
 
 

@@ -128,21 +128,23 @@ def test_nan_on_one_rank_stops_the_step_on_all_and_names_step_batch_and_trajecto
 
 
 def gaps(index: int, size: int) -> StepResult:
-    """Rank 0 has tokens of the held version 2 that are off by 0.25 and 0.75, rank 1 only an older version's."""
+    """Rank 0 has turns of the held version 2 that are off by 0.25 and 0.75; rank 1 has an older one, and one that began older."""
     c = config()
     trainer = Trainer(c, VOCABULARY, index, size, CPU)
     reference = Reference(c, torch.float32)
     rows = []
-    for traj, version, off in [(1, 2, 0.25), (2, 2, 0.75)] if index == 0 else [(3, 1, 50.0)]:
+    for traj, version, off in [(1, 2, 0.25), (2, 2, 0.75)] if index == 0 else [(3, 1, 50.0), (4, 2, 50.0)]:
         s = sample(traj, 4, version=version)
         s.logprobs[1:] = (reference.logprobs(s) + off).tolist()
+        if traj == 4:
+            s.versions[1] = 1
         rows.append(s)
-    trainer.open(2, 12)
+    trainer.open(2, 16)
     trainer.round(rows)
     return trainer.close()
 
 
-def test_the_parity_gauge_counts_only_tokens_of_the_held_version(tmp_path: Path) -> None:
+def test_the_parity_gauge_counts_only_turns_of_the_held_version(tmp_path: Path) -> None:
     for result in run_ranks(2, tmp_path, gaps):
         assert result.logprob_gap_mean == pytest.approx(0.5, abs=1e-5)
         assert result.logprob_gap_max == pytest.approx(0.75, abs=1e-5)
