@@ -1,6 +1,7 @@
 """The step is a plain sum over micro-batches of all ranks: equal to one process, whoever computed what."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_nan_on_one_rank_stops_the_step_on_all_and_names_step_batch_and_trajecto
 
 
 def gaps(index: int, size: int) -> StepResult:
-    """Rank 0 has turns of the held version 2 that are off by 0.25 and 0.75; rank 1 has an older one, and one that began older."""
+    """Rank 0: turns of the held version 2, off by 0.25 and 0.75. Rank 1: turns of version 1, and turns that began under it."""
     c = config()
     trainer = Trainer(c, VOCABULARY, index, size, CPU)
     reference = Reference(c, torch.float32)
@@ -136,8 +137,8 @@ def gaps(index: int, size: int) -> StepResult:
     for traj, version, off in [(1, 2, 0.25), (2, 2, 0.75)] if index == 0 else [(3, 1, 50.0), (4, 2, 50.0)]:
         s = sample(traj, 4, version=version)
         s.logprobs[1:] = (reference.logprobs(s) + off).tolist()
-        if traj == 4:
-            s.versions[1] = 1
+        if traj == 4:  # its turns began under version 1: keys and values of their first token are older
+            s.versions = [1 if now and not before else 2 for before, now in pairwise([0, *s.sampled])]
         rows.append(s)
     trainer.open(2, 16)
     trainer.round(rows)
