@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from libra.config.schema import Name, NatInt, NonNegFloat, PosFloat, PosInt
+from libra.config.types import Name, NatInt, NonNegFloat, PosFloat, PosInt
 from libra.errors import ConfigError
 
 PARAMETER_TOLERANCE = 0.03

@@ -8,19 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-PosInt = Annotated[int, Meta(ge=1)]
-NatInt = Annotated[int, Meta(ge=0)]
-PosFloat = Annotated[float, Meta(gt=0)]
-NonNegFloat = Annotated[float, Meta(ge=0)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-Name = Annotated[
-    str,
-    Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z",
-        description="1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
-    ),
-]
-Mode = Literal["async", "one-step-off", "sync"]
+from libra.config.parts import HardwareConfig, ModelShape
+from libra.config.types import Fraction, Mode, Name, NatInt, NonNegFloat, PosFloat, PosInt
 
 
 class _Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -78,6 +67,13 @@ class SchedulerConfig(_Table, frozen=True):
     """Who decides which engine takes a turn."""
 
     policy: Literal["least_loaded"] = "least_loaded"
+
+
+class CostConfig(_Table, frozen=True):
+    """What the cost model computes with. In a file each is the name of a part in `configs/`, or a table of its own."""
+
+    hardware: HardwareConfig
+    model: ModelShape
 
 
 class RolloutConfig(_Table, frozen=True):
@@ -208,6 +204,8 @@ class Config(_Table, frozen=True):
     allocation: AllocationConfig = AllocationConfig()
     bucket: Annotated[tuple[BucketConfig, ...], Meta(min_length=1)] = (BucketConfig(),)
     scheduler: SchedulerConfig = SchedulerConfig()
+    cost: CostConfig | None = None
+    """None: no seconds are predicted; the scheduler counts tokens."""
     rollout: RolloutConfig = RolloutConfig()
     env: EnvConfig = field(default_factory=CalculatorConfig)
     trainer: TrainerConfig = TrainerConfig()

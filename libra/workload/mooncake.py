@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from libra.config.schema import NatInt, NonNegFloat, PosInt
+from libra.config.types import NatInt, NonNegFloat, PosInt
 from libra.workload.jsonl import Faults, decode, read_lines
 from libra.workload.trace import TraceTrajectory, TraceTurn
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-from libra.config.schema import Fraction, PosFloat, PosInt
+from libra.config.types import Fraction, PosFloat, PosInt
 from libra.errors import ConfigError
 from libra.workload.law import Law
 

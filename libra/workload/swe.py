@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from libra.config.schema import NonNegFloat, PosInt
+from libra.config.types import NonNegFloat, PosInt
 from libra.workload.jsonl import Faults, decode, read_lines
 from libra.workload.trace import TraceTrajectory, TraceTurn
 

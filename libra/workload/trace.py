@@ -26,7 +26,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from libra.config.schema import NatInt, NonNegFloat, PosInt
+from libra.config.types import NatInt, NonNegFloat, PosInt
 from libra.core.events import Status
 from libra.errors import ConfigError
 from libra.workload.jsonl import Faults, decode, read_lines

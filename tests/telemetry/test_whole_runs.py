@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from libra.config.schema import BucketConfig, Config, EvalConfig, Mode, RolloutConfig, RunConfig
+from libra.config.schema import BucketConfig, Config, EvalConfig, RolloutConfig, RunConfig
+from libra.config.types import Mode
 from libra.core import commands as c
 from libra.core import events as e
 from libra.telemetry.journal import Head, JournalWriter

@@ -138,7 +138,7 @@ def gaps(index: int, size: int) -> StepResult:
         s = sample(traj, 4, version=version)
         s.logprobs[1:] = (reference.logprobs(s) + off).tolist()
         if traj == 4:  # its turns began under version 1: keys and values of their first token are older
-            s.versions = [1 if now and not before else 2 for before, now in pairwise([0, *s.sampled])]
+            s.versions[:] = [1 if now and not before else 2 for before, now in pairwise([0, *s.sampled])]
         rows.append(s)
     trainer.open(2, 16)
     trainer.round(rows)
