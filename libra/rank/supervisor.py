@@ -5,7 +5,7 @@
 
 It imports neither torch nor anything else heavy, so it starts at once, survives whatever happens to its role, and its death is
 left to torchrun. A role ends at EOF of the pipe and by the parent-death signal; on top of that a role that does not end in its
-grace is killed. When the controller is gone or torchrun says SIGTERM the supervisor ends its role and itself.
+grace is killed. When the controller closes the link or torchrun says SIGTERM the supervisor ends its role and itself.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class Supervisor:
         self.exit_code = 0
 
     async def run(self) -> int:
-        """Serve until the controller says Shutdown (0), or is gone, or a signal comes (1)."""
+        """Serve until the controller says Shutdown or closes the link (exit code 0), or SIGTERM comes (143)."""
         stream: anyio.abc.SocketStream | None = None
         try:
             with anyio.fail_after(LINK_S):
@@ -125,8 +125,8 @@ class Supervisor:
             try:
                 message = await reader.receive()
             except (anyio.EndOfStream, anyio.BrokenResourceError, WireError) as e:
-                print(f"libra rank {self.rank}: the controller is gone ({type(e).__name__})", file=sys.stderr)
-                self.exit_code = 1
+                # Exit code 0: if the controller died torchrun sees that itself; if it only gave this rank up, the run goes on.
+                print(f"libra rank {self.rank}: the controller closed the link ({type(e).__name__})", file=sys.stderr)
                 return
             match message:
                 case m.SpawnRole():

@@ -107,3 +107,20 @@ def test_an_engine_that_stands_still_is_reported_and_the_others_get_every_versio
         run.wait()
         run.assert_nobody_left()
     assert run.summary()["lost"] == 0
+
+
+def test_a_stopped_supervisor_is_lost_and_its_return_does_not_end_the_run(tmp_path: Path, warm_cache: Path) -> None:
+    options = ["--run.steps=100000", "--eval.tasks=0", "--allocation.trainer=1", "--deadline.lost_s=3"]
+    with Launched(tmp_path, warm_cache, *options) as run:
+        run.until_batch(1)
+        supervisor = run.find("libra.launch")[2]
+        kill(supervisor, signal.SIGSTOP)
+        run.until("the loss", lambda: "rank 2 is lost: no heartbeat for 3 s" in run.reports())
+        kill(supervisor, signal.SIGCONT)
+        run.until("its end", lambda: supervisor not in run.family())
+        before = len(run.batches())
+        run.until("more batches", lambda: len(run.batches()) > before + 3)
+        kill(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130
+        run.assert_nobody_left()
+    assert run.summary()["lost"] == 0
