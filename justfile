@@ -9,6 +9,7 @@ _list:
     @{{ quote(just_executable()) }} --justfile {{ quote(justfile()) }} --list --unsorted
 
 # The main job: a small model learns to use a calculator (about five minutes)
+[no-exit-message]
 demo *ARGS: setup
     @{{ bin }}/libra run configs/quickstart.toml {{ ARGS }}
 

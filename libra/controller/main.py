@@ -3,8 +3,8 @@
     listen ─> announce ─> [ accept links │ watch ranks │ run sessions │ refresh display │ signals ] until FinishRun
            ─> stop roles in good order ─> summary.json, reward.png
 
-It holds no device and never imports torch. First Ctrl-C (or `libra stop`): the open step is finished, then the end. A second
-one, or SIGTERM: the end at once. Either way nothing is left running.
+It holds no device and never imports torch. First Ctrl-C (or `libra stop`, or a terminal that is gone: SIGHUP): the open
+step is finished, then the end. A second one, or SIGTERM: the end at once. Either way nothing is left running.
 """
 
 import signal
@@ -98,11 +98,11 @@ class Controller:
             await shell.all_gone.wait()
 
     async def _signals(self, shell: Shell) -> None:
-        interrupts = 0
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        polite = 0
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGHUP, signal.SIGTERM) as signals:
             async for number in signals:
-                interrupts += number == signal.SIGINT
-                now = number == signal.SIGTERM or interrupts > 1
+                polite += number != signal.SIGTERM
+                now = number == signal.SIGTERM or polite > 1
                 self._hurry = self._hurry or now
                 shell.runtime.post(e.StopRequested(shell.clock(), now, signal.Signals(number).name))
 

@@ -58,7 +58,9 @@ class Monitor:
             watched.start, watched.beats, watched.moved, watched.reported = start, -1, self._clock(), False
 
     def heartbeat(self, rank: int, beat: Heartbeat) -> None:
-        watched = self._ranks[rank]
+        watched = self._ranks.get(rank)
+        if watched is None:
+            return  # it was cut off; this had been on its way
         watched.seen = self._clock()
         watched.doing = beat.doing
         if beat.start == watched.start and beat.beats != watched.beats:

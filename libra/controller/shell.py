@@ -237,6 +237,8 @@ class Shell:
                 if self._roles.get(hello.rank) is not link:
                     return  # an earlier process of this rank: its word does not count any more
                 self._heard(hello.rank, hello.start, message)
+        except WireError as x:
+            self._complaints.setdefault(hello.start, str(x))
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the supervisor reports its end
 

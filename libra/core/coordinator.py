@@ -255,7 +255,10 @@ class Core:
     # --- the end
 
     def _stop(self, e: StopRequested) -> None:
-        if e.now or self.phase != "training" or self.learner.step is None:
+        lost = self.fleet.lost()
+        if e.now and lost:  # torchrun ends all ranks because one of them died
+            self._finish(False, f"lost rank {lost[0]}; stopped by {e.author} after {self.admission.done} batches")
+        elif e.now or self.phase != "training" or self.learner.step is None:
             self._finish(True, f"stopped by {e.author} after {self.admission.done} batches")
         else:
             self._stopping = e.author

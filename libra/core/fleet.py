@@ -67,6 +67,9 @@ class Fleet:
     def absent(self) -> list[int]:
         return [r.rank for r in self.ranks.values() if r.status == "absent"]
 
+    def lost(self) -> list[int]:
+        return [r.rank for r in self.ranks.values() if r.status == "lost"]
+
     def all_up(self, ranks: Sequence[int]) -> bool:
         return all(self.ranks[r].status == "up" for r in ranks)
 

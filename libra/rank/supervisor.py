@@ -176,18 +176,21 @@ class Supervisor:
             await stream.send(pack(message))
 
     async def _signals(self, scope: anyio.CancelScope) -> None:
-        """SIGINT is the controller's business; SIGTERM ends this rank at once."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        """SIGTERM ends this rank at once."""
+        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
             async for number in signals:
-                if number == signal.SIGTERM:
-                    self.exit_code = 128 + number
-                    scope.cancel()
+                self.exit_code = 128 + number
+                scope.cancel()
 
 
 def main(rank: int, deadline_s: float) -> int:
     """Run the supervisor of `rank`; returns its exit code."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop's own receiver is up
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # torchrun passes them to all ranks; what they mean is the controller's business
+        signal.signal(number, signal.SIG_IGN)
     try:
         return anyio.run(Supervisor(rank, find(meeting_file(), deadline_s)).run)
     except (LibraError, TimeoutError, OSError) as e:

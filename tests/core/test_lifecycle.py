@@ -166,6 +166,15 @@ def test_a_standing_role_is_ended() -> None:
     assert stop.start == starts[4]
 
 
+def test_a_stop_at_once_after_the_loss_of_a_rank_is_a_failure() -> None:
+    """torchrun ends the other ranks when one has died: the run must not be told as stopped in good order."""
+    core, _ = joined()
+    core.handle(e.RankLost(1.0, 3, "its link closed"))
+    (end,) = of(c.FinishRun, core.handle(e.StopRequested(1.2, True, "SIGTERM")))
+    assert not end.ok
+    assert "lost rank 3" in end.reason
+
+
 def test_turns_of_a_dead_engine_are_generated_elsewhere_at_once() -> None:
     shell = VirtualShell(CONFIG, seed=3, kill_rate=0.02).run()
     assert shell.end is not None

@@ -14,15 +14,18 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
 LONG = ["--run.steps=100000", "--eval.tasks=0"]
 
 
-def test_the_first_interrupt_finishes_the_step(tmp_path: Path, warm_cache: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_the_first_interrupt_or_a_lost_terminal_finishes_the_step(
+    tmp_path: Path, warm_cache: Path, number: signal.Signals
+) -> None:
     with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
         run.until_batch(2)
-        kill(run.process.pid, signal.SIGINT)
-        assert run.wait() == 130
+        kill(run.process.pid, number)
+        assert run.wait() == 128 + number
         run.assert_nobody_left()
     summary = run.summary()
     assert summary["ok"]
-    assert "SIGINT" in summary["reason"]
+    assert number.name in summary["reason"]
     assert summary["steps"] == len(run.batches()) >= 2
     assert (run.run_dir / "reward.png").exists()
     assert replay.check(run.run_dir).ok
