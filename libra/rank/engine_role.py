@@ -17,7 +17,7 @@ import torch
 from libra.engine.engine import Engine
 from libra.env.registry import vocabulary
 from libra.errors import WeightsError
-from libra.rank.role import RoleLink
+from libra.rank.link import RoleLink
 from libra.weights.puller import Puller
 from libra.wire import messages as m
 

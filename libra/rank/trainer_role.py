@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from libra.env.protocol import Demonstration
 from libra.env.registry import environment
 from libra.errors import RoleError
-from libra.rank.role import RoleLink
+from libra.rank.link import RoleLink
 from libra.train.trainer import Trainer
 from libra.train.warm_start import warm_start
 from libra.weights.publisher import Publisher
