@@ -1,8 +1,8 @@
 """Does an engine that stops reading for good hold anybody up? `just bench publication`, one JSON line.
 
 One whole run with two engines; after some batches one of them is stopped (SIGSTOP) in the middle of everything. The control is
-the same run before that. Step time is what a core rank spends in rounds and in closing a step, from the journal. On a machine whose
-cores are all busy a stopped engine also leaves its share of them to the others: look at whether the time *rises*.
+the same run before that. Step time is what a core rank spends in rounds and in closing a step, from the journal. Where all cores
+are busy a stopped engine also leaves its share of them to the others: look at whether the time *rises*.
 """
 
 import json
