@@ -3,7 +3,23 @@
 One whole run with two engines; after some batches one of them is stopped (SIGSTOP) in the middle of everything. The control is
 the same run before that. Step time is what a core rank spends in rounds and in closing a step, from the journal. Where all
 cores are busy a stopped engine also leaves its share of them to the others: look at whether the time *rises*.
-"""(time of the run, seconds in rounds and in closing) of each step of core rank 1."""
+"""
+
+import json
+import signal
+import statistics
+import tempfile
+from pathlib import Path
+
+from libra.core import events as e
+from libra.telemetry.journal import DIRECTORY, JournalReader
+from tests.live.launched import Launched, kill
+
+BATCHES = 40
+
+
+def step_seconds(run_dir: Path) -> list[tuple[float, float]]:
+    """(time of the run, seconds in rounds and in closing) of each step of core rank 1."""
     steps: list[tuple[float, float]] = []
     rounds = 0.0
     for event, _ in JournalReader(run_dir / DIRECTORY):
