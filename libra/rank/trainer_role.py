@@ -18,6 +18,7 @@ from libra.env.protocol import Demonstration
 from libra.env.registry import environment
 from libra.errors import RoleError
 from libra.rank.link import RoleLink
+from libra.train.model import preload
 from libra.train.trainer import Trainer
 from libra.train.warm_start import warm_start
 from libra.weights.publisher import Publisher
@@ -31,6 +32,7 @@ class TrainerRole:
         self.device = torch.device(link.spec.device)
         self.world = environment(self.config.env)
         torch.set_num_threads(self.config.trainer.threads)
+        preload(self.config.model)
         self.publisher = Publisher(token=link.spec.token, incarnation=link.spec.incarnation)
         self._trainer: Trainer | None = None
 

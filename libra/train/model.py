@@ -1,7 +1,7 @@
 """The policy network: a transformers decoder made from `ModelConfig`, and the wrapper that gives log-probabilities.
 
 Every core rank builds the whole model from the same seed before it is cut, so all ranks begin with the same weights and
-nothing has to be broadcast. Called by `libra.train.sharded`. transformers is imported when a model is built, not before.
+nothing has to be broadcast. Called by `libra.train.sharded`. transformers is imported by `preload`, or when a model is built.
 
 Names for publication are transformers' own (`model.layers.0.self_attn.q_proj.weight`). A tied `lm_head.weight` is not
 a parameter of its own and is never listed: who loads the weights ties it to `model.embed_tokens.weight`.
@@ -49,6 +49,13 @@ def transformers_config(model: ModelConfig, vocab_size: int) -> "PretrainedConfi
     if model.architecture == "qwen2":
         return Qwen2Config(use_sliding_window=False, **common)
     return LlamaConfig(head_dim=model.hidden // model.heads, attention_bias=False, mlp_bias=False, **common)
+
+
+def preload(model: ModelConfig) -> None:
+    """Import what `build` needs (seconds), so that a role does it before it is watched for progress."""
+    from transformers import LlamaForCausalLM, Qwen2ForCausalLM
+
+    assert {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}[model.architecture]
 
 
 def build(model: ModelConfig, vocab_size: int, seed: int) -> "PreTrainedModel":

@@ -96,14 +96,14 @@ def test_a_killed_engine_is_replaced_and_nothing_is_lost(tmp_path: Path, warm_ca
 def test_an_engine_that_stands_still_is_reported_and_the_others_get_every_version(
     tmp_path: Path, warm_cache: Path
 ) -> None:
-    deadlines = ["--deadline.weights_s=1.0", "--deadline.stalled_s=4.0", "--env.tool.deadline_s=0.5"]
+    deadlines = ["--deadline.weights_s=1.0", "--deadline.stalled_s=6.0", "--env.tool.deadline_s=0.5"]
     with Launched(
         tmp_path, warm_cache, "--run.steps=400", "--eval.tasks=0", "--allocation.trainer=1", *deadlines
     ) as run:
         run.until_batch(2)
         (still, _) = run.find("libra.rank.role", "rollout")
         kill(still, signal.SIGSTOP)
-        run.until("the report", lambda: "no progress for 4 s" in run.reports())
+        run.until("the report", lambda: "no progress for 6 s" in run.reports())
         before = len(run.batches())
         run.until("more batches", lambda: len(run.batches()) > before + 3)
         kill(run.process.pid, signal.SIGINT)

@@ -67,7 +67,8 @@ def test_whatever_is_pulled_from_trainers_that_never_pause_is_one_version() -> N
     last = [p.recv() for p in pipes]
     for rank in ranks:
         rank.join(DEADLINE_S)
-    assert last[0] == last[1] >= version > 0
+    assert min(last) >= version > 0
+    assert max(last) - min(last) <= 1, "one of them is stopped inside a step"
 
 
 @pytest.mark.process
