@@ -55,7 +55,7 @@ class Publication:
         if engine.installing == e.cmd:
             engine.installing = 0
             engine.failures = 0
-            engine.load.version = max(engine.load.version, e.version)
+            engine.load.installed(e.version)
 
     def failed(self, e: WeightsFailed) -> None:
         engine = self.fleet.engines[e.engine]
