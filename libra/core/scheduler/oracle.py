@@ -6,7 +6,7 @@ What there is to gain by knowing more: only a simulator can tell a trajectory's 
 from collections.abc import Sequence
 
 from libra.core.causality import CausalityTree
-from libra.core.scheduler.causal import Causal
+from libra.core.scheduler.causal import Causal, moments
 from libra.core.scheduler.policy import Forecast, Foresight
 from libra.core.scheduler.shape import Shape
 
@@ -17,4 +17,4 @@ class Oracle(Causal):
         self.foresight = foresight
 
     def forecast(self, traj: int, since: float) -> Forecast:
-        return (max(0.0, self.foresight(traj)),)
+        return moments((max(0.0, self.foresight(traj)),))

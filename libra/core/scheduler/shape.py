@@ -22,11 +22,14 @@ NOMINAL = HardwareConfig(
     devices_per_node=64,
     in_node_bytes_per_s=1e10,
     port_bytes_per_s=1e9,
+    allreduce_us={64: (100.0, 200.0, 1000.0, 10_000.0)},
     engine=EngineTuning(workspace_bytes=0.0, fixed_s=1e-3, row_s=2e-5),
 )
 """One CPU core: 40 GFLOP/s of arithmetic; a small model then samples about 25,000 tokens/s at 128 rows."""
 NOMINAL_WORDS = 256
 """Vocabulary of the nominal model: the real one belongs to the tokenizer, which the core does not know."""
+FAR_TOKENS = 1e6
+"""Context at which memory bounds a step for certain."""
 TYPICAL_CONTEXT_TOKENS = 4096
 """Context of one row where a shape's typical load is asked for."""
 
@@ -63,6 +66,8 @@ class Shape:
         rows = min(bucket.max_batch, max(1, bucket.kv_tokens // (2 * TYPICAL_CONTEXT_TOKENS)))
         self.typical_step_s = costs.step_s(rows, bucket.kv_tokens / 2)
         """A decode step at half of the KV room."""
+        self.growth_s = (costs.step_s(1, 2.0 * FAR_TOKENS) - costs.step_s(1, FAR_TOKENS)) / FAR_TOKENS
+        """What one more token of context adds to a step where memory bounds it, uncorrected."""
         self.speed = rows / self.typical_step_s
         """Tokens a second of one engine at that load, uncorrected: what `least_loaded` divides by."""
 
