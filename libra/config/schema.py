@@ -101,7 +101,7 @@ class SchedulerConfig(_Table, frozen=True):
     """In the queue of its batch a long trajectory's turn passes only those that came at most so much earlier."""
     kv_move: bool = False
     """Engines can fetch a prefix from another engine instead of computing it again."""
-    family: Annotated[str, Meta(max_length=64)] = ""
+    family: str = ""
     """Under what name trajectories teach the tree beside their prompt's own; empty: the environment's name."""
     tree: CausalityConfig = CausalityConfig()
 
