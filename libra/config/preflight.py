@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from libra.config.schema import Config
@@ -20,14 +21,16 @@ MIN_BEATS = 3
 """Heartbeats that fit into `lost_s` at least, so that one late beat costs no rank."""
 
 
-def check(config: Config, world_size: int | None = None, *, source: str = "CONFIG", machine: bool = True) -> None:
+def check(
+    config: Config, world_size: int | None = None, *, source: str = "CONFIG", machine: bool = True, live: bool = True
+) -> None:
     """Raises PreflightError with every problem.
 
     `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
-    out what depends on this machine (disk, loopback).
+    out what depends on this machine (disk, loopback), `live=False` what a simulation may do and a live run may not.
     """
     problems = [*_ranks(config, world_size, source), *_lag(config), *_engines(config), *_shapes(config)]
-    problems += [*_batches(config), *_env(config), *_deadlines(config)]
+    problems += [*_scheduler(config, live), *_batches(config), *_env(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback()]
     if problems:
@@ -83,6 +86,23 @@ def _engines(config: Config) -> Iterator[str]:
                 f"{where}.kv_tokens: got {bucket.kv_tokens}, expected at least env.trajectory_tokens = "
                 f"{config.env.trajectory_tokens}: an engine must hold one whole trajectory"
             )
+
+
+def _scheduler(config: Config, live: bool) -> Iterator[str]:
+    scheduler = config.scheduler
+    if live and scheduler.policy == "oracle":
+        yield (
+            'scheduler.policy: got "oracle", which knows the residual of every trajectory; only a simulation can tell it: '
+            "choose another policy"
+        )
+    thresholds = scheduler.thresholds_tokens
+    if any(a >= b for a, b in pairwise(thresholds)):
+        yield f"scheduler.thresholds_tokens: got {list(thresholds)}, expected ascending lengths"
+    if scheduler.small_tokens >= scheduler.medium_tokens:
+        yield (
+            f"scheduler.small_tokens: got {scheduler.small_tokens}, expected less than scheduler.medium_tokens = "
+            f"{scheduler.medium_tokens}"
+        )
 
 
 def _shapes(config: Config) -> Iterator[str]:

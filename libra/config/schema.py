@@ -63,10 +63,47 @@ class BucketConfig(_Table, frozen=True):
     """KV room of one engine, in tokens."""
 
 
-class SchedulerConfig(_Table, frozen=True):
-    """Who decides which engine takes a turn."""
+class CausalityConfig(_Table, frozen=True):
+    """How the tree of residual distributions remembers. What it is stands in `libra.core.causality`."""
 
-    policy: Literal["least_loaded"] = "least_loaded"
+    decay: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """What an observation still counts after one more policy version; 1 never forgets. (The paper's policies take 1.)"""
+    pseudo_count: PosFloat = 4.0
+    """Visits at which a node speaks for half of what it is asked."""
+    max_nodes: Annotated[int, Meta(ge=16)] = 20_000
+    """Beyond, the least useful go; 0.7 KB a node after one visit, 12 KB at most."""
+
+
+class SchedulerConfig(_Table, frozen=True):
+    """Who decides which engine takes a turn. The rules stand in docs/scheduling.md."""
+
+    policy: Literal[
+        "least_loaded",
+        "causal",
+        "cmlfq",
+        "expected_cost",
+        "sticky",
+        "length_aware",
+        "trajectory_priority",
+        "oracle",
+    ] = "least_loaded"
+    """`oracle` knows the future: only a simulation can run it."""
+    thresholds_tokens: Annotated[tuple[PosInt, ...], Meta(min_length=1)] = (5_000, 10_000, 20_000)
+    """Lengths, inclusive, between the buckets in order of TP: of the residual in `cmlfq`, of the context in `length_aware`."""
+    small_tokens: NatInt = 500
+    medium_tokens: PosInt = 5_000
+    """Upper ends, inclusive, of the two smaller payload classes of a tool return."""
+    reserve_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """KV room of a turn: its context and this share of its budget. 1 never overflows; less suits engines that pre-empt."""
+    max_wait_s: PosFloat = 300.0
+    """A turn waits so long at most for an engine or bucket of the policy's choice; then any engine with room takes it."""
+    overtake_s: NonNegFloat = 60.0
+    """In the queue of its batch a long trajectory's turn passes only those that came at most so much earlier."""
+    kv_move: bool = False
+    """Engines can fetch a prefix from another engine instead of computing it again."""
+    family: str = ""
+    """Under what name trajectories teach the tree beside their prompt's own; empty: the environment's name."""
+    tree: CausalityConfig = CausalityConfig()
 
 
 class CostConfig(_Table, frozen=True):

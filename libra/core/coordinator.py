@@ -43,9 +43,10 @@ from libra.core.fleet import Engine, Fleet
 from libra.core.learner import Learner
 from libra.core.lifecycle import Lifecycle
 from libra.core.outbox import Outbox
+from libra.core.placement import Placement
 from libra.core.publication import Publication
 from libra.core.rollout import Rollout
-from libra.core.scheduler import make
+from libra.core.scheduler.policy import Foresight
 from libra.core.trajectory import Group
 from libra.errors import CoreError
 
@@ -53,9 +54,12 @@ Phase = Literal["starting", "eval_start", "training", "eval_end", "ended"]
 
 
 class Core:
-    """Decisions of one run. `handle` never blocks; times are seconds since the run began."""
+    """Decisions of one run. `handle` never blocks; times are seconds since the run began.
 
-    def __init__(self, config: Config) -> None:
+    `oracle` tells a trajectory's true residual output tokens by its id: a simulator's, for the policy of that name.
+    """
+
+    def __init__(self, config: Config, oracle: Foresight | None = None) -> None:
         self.config = config
         self.phase: Phase = "starting"
         self.out = Outbox()
@@ -65,9 +69,8 @@ class Core:
         )
         self.lifecycle = Lifecycle(self.fleet, self.out, config.deadline, self._engine_down, self._fatal)
         self.publication = Publication(self.fleet, self.out, config.deadline, self._replace)
-        self.rollout = Rollout(
-            self.fleet, self.out, config.rollout, make(config.scheduler.policy), self._floor, self._group_done
-        )
+        self.placement = Placement(config, self.fleet, oracle)
+        self.rollout = Rollout(self.fleet, self.out, config, self.placement, self._floor, self._group_done)
         self.learner = Learner(
             config,
             self.out,
@@ -244,8 +247,7 @@ class Core:
 
     def _engine_down(self, id: int, reason: str) -> None:
         engine = self.fleet.engines[id]
-        engine.load.up = False
-        engine.load.version = -1
+        engine.load.went_down()
         engine.installing = engine.failures = 0
         self.rollout.engine_down(engine)
         self.out.report("warning", f"engine {id} is down: {reason}")

@@ -10,7 +10,7 @@ from typing import Literal
 
 from libra.config.schema import Config
 from libra.core.commands import Role
-from libra.core.scheduler import EngineLoad
+from libra.core.scheduler.load import EngineLoad
 
 RankStatus = Literal["absent", "starting", "up", "down", "lost"]
 
@@ -53,13 +53,14 @@ class Fleet:
         self.trainers: tuple[int, ...] = tuple(range(1, config.allocation.trainer + 1))
         self.ranks: dict[int, DeviceRank] = {r: DeviceRank(r, "trainer") for r in self.trainers}
         self.engines: list[Engine] = []
+        per_node = config.cost.hardware.devices_per_node if config.cost else config.devices
         rank = config.allocation.trainer + 1
         for index, bucket in enumerate(config.bucket):
             for _ in range(bucket.engines):
                 id = len(self.engines)
                 members = tuple(range(rank, rank + bucket.tp))
                 rank += bucket.tp
-                load = EngineLoad(id, index, bucket.max_batch, bucket.kv_tokens)
+                load = EngineLoad(id, index, bucket.max_batch, bucket.kv_tokens, node=(members[0] - 1) // per_node)
                 self.engines.append(Engine(load, members))
                 for r in members:
                     self.ranks[r] = DeviceRank(r, "rollout", id, index)

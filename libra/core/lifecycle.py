@@ -102,7 +102,8 @@ class Lifecycle:
         rank.status = "up"
         if rank.role == "rollout":
             engine = self.fleet.engines[rank.engine]
-            engine.load.up = self.fleet.all_up(engine.ranks)
+            if self.fleet.all_up(engine.ranks):
+                engine.load.came_up()
         elif self.fleet.all_up(self.fleet.trainers):
             self._form_core()
 

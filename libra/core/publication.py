@@ -42,7 +42,7 @@ class Publication:
     def advance(self) -> None:
         """Tell every engine that is up, behind and not already fetching to fetch the newest version."""
         for engine in self.fleet.engines:
-            if engine.load.up and not engine.installing and engine.load.version < self.newest:
+            if engine.load.version < self.newest and engine.load.up and not engine.installing:
                 seq = self.out.next_seq()
                 engine.installing = self.out.put(InstallWeights(seq, engine.id, self.newest))
                 engine.installing_version = self.newest
@@ -55,7 +55,7 @@ class Publication:
         if engine.installing == e.cmd:
             engine.installing = 0
             engine.failures = 0
-            engine.load.version = max(engine.load.version, e.version)
+            engine.load.installed(e.version)
 
     def failed(self, e: WeightsFailed) -> None:
         engine = self.fleet.engines[e.engine]

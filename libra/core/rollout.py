@@ -1,19 +1,21 @@
 """Episodes: opened, sampled turn by turn on engines, acted on, ended. Knows nothing of training.
 
 The coordinator opens groups; this room moves their trajectories. `advance` places waiting turns wherever there is room: it is
-called after every event, so an engine that becomes free or newer is used at once.
+called after every event, so an engine that becomes free or newer is used at once. Where a turn goes is `placement`'s affair.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
-from libra.config.schema import RolloutConfig
+from libra.config.schema import Config
 from libra.core.commands import Act, Discard, Generate, Kind, OpenTrajectory
 from libra.core.events import EpisodeEnded, ToolReturned, TrajectoryFailed, TurnGenerated, TurnReady
 from libra.core.fleet import Engine, Fleet
 from libra.core.outbox import Outbox
-from libra.core.scheduler import EngineLoad, Policy, TurnView
+from libra.core.placement import Placement
+from libra.core.scheduler.policy import Target
 from libra.core.trajectory import Group, Trajectory
-from libra.core.waiting import WaitingTurns
+from libra.core.waiting import FIRST, Lane, WaitingTurns
 
 
 class Rollout:
@@ -23,15 +25,16 @@ class Rollout:
         self,
         fleet: Fleet,
         out: Outbox,
-        config: RolloutConfig,
-        policy: Policy,
+        config: Config,
+        placement: Placement,
         floor: Callable[[Group], int],
         group_done: Callable[[Group], None],
     ) -> None:
         self.fleet = fleet
         self.out = out
-        self.retries = config.retries
-        self.policy = policy
+        self.retries = config.rollout.retries
+        self.max_wait_s = config.scheduler.max_wait_s
+        self.placement = placement
         self.waiting = WaitingTurns()
         self.open_groups = 0
         """Groups that are not complete yet."""
@@ -59,6 +62,7 @@ class Rollout:
         seq = self.out.put(OpenTrajectory(self.out.next_seq(), id, group.kind, group.prompt, sample, attempt))
         traj = Trajectory(id, group, sample, attempt, seq)
         self._trajectories[id] = traj
+        self.placement.opened(traj)
         return traj
 
     def drop(self, group: Group) -> None:
@@ -68,8 +72,7 @@ class Rollout:
         group.spoilt = True
         for member in group.members:
             if member.live:
-                self._leave_engine(member)
-                member.stage = "dropped"
+                self._give_up(member, "dropped")
         self.discard([m.id for m in group.members])
         self._finish_group(group)
 
@@ -99,6 +102,8 @@ class Rollout:
     def tool_returned(self, e: ToolReturned) -> None:
         traj = self._awaited(e.traj, e.cmd)
         if traj is not None:
+            traj.tool_s += e.seconds
+            self.placement.tool_returned(traj, e)
             self._next_turn(traj, e.context_tokens, e.max_new_tokens)
 
     def _next_turn(self, traj: Trajectory, context_tokens: int, max_new_tokens: int) -> None:
@@ -107,23 +112,22 @@ class Rollout:
         if max_new_tokens <= 0:  # the environment's limits are reached: it closes the episode
             self._act(traj)
             return
-        need = context_tokens + max_new_tokens
-        room = max(e.load.kv_tokens for e in self.fleet.engines)
-        if need > room:
-            self._failed(traj, f"its turn needs {need} tokens of KV room, the largest engine has {room}")
+        if problem := self.placement.too_large(traj):
+            self._failed(traj, problem)
             return
         traj.stage = "waiting"
+        traj.arrival = self.out.now - self.placement.lead_s(traj)
         self.waiting.push(traj)
 
     def turn_generated(self, e: TurnGenerated) -> None:
         traj = self._awaited(e.traj, e.cmd)
-        if traj is None:
+        if traj is None or traj.stage != "generating":  # its engine died meanwhile: it is sampled anew elsewhere
             return
-        self._leave_engine(traj)
-        traj.sampled(e.tokens, e.oldest)
+        del self._running[traj.engine][traj.id]
+        traj.sampled(e.tokens, e.oldest, e.newest)
+        self.placement.turn_over(traj, e.tokens, self.out.now)
         if e.finish == "cut" and traj.max_new_tokens > 0:
-            traj.stage = "waiting"
-            self.waiting.push(traj, front=True)
+            self._resume(traj)
         else:
             traj.turns += 1
             self._act(traj)
@@ -140,6 +144,7 @@ class Rollout:
         traj.reward = e.reward
         traj.loss_tokens = e.loss_tokens
         traj.total_tokens = e.total_tokens
+        self.placement.ended(traj)
         if traj.group.complete:
             self._finish_group(traj.group)
 
@@ -151,7 +156,7 @@ class Rollout:
     def _failed(self, traj: Trajectory, reason: str) -> None:
         """Infrastructure broke under it: a fresh attempt, or the end of its group."""
         self.failed += 1
-        traj.stage = "failed"
+        self._give_up(traj, "failed")
         group = traj.group
         if traj.attempt < self.retries:
             group.members[traj.sample] = self._open(group, traj.sample, traj.attempt + 1)
@@ -164,50 +169,84 @@ class Rollout:
         )
         self.drop(group)
 
+    def _give_up(self, traj: Trajectory, stage: Literal["failed", "dropped"]) -> None:
+        if traj.stage == "generating":
+            del self._running[traj.engine][traj.id]
+            self.placement.turn_lost(traj)
+        self._wait_for(traj, None)
+        traj.stage = stage
+        self.placement.gone(traj)
+
     # --- engines
 
     def advance(self) -> None:
         """Place waiting turns, earliest batch first, until nobody has room."""
-        up = [e for e in self.fleet.engines if e.load.up]
-        for queue in self.waiting.heads():
-            floor = self._floor(queue[0].group)
-            loads = [e.load for e in up if e.load.version >= floor]
-            while queue and loads:
-                traj = queue[0]
-                if traj.stage != "waiting":
-                    queue.popleft()
-                    continue
-                need = traj.context_tokens + traj.max_new_tokens
-                fitting = [load for load in loads if load.fits(need)]
-                if not fitting:
-                    break
-                queue.popleft()
-                turn = TurnView(traj.id, traj.context_tokens, traj.max_new_tokens, traj.engine)
-                self._generate(traj, fitting[self.policy.choose(turn, fitting)])
+        for traj in self.waiting.impatient(self.out.now - self.max_wait_s):
+            traj.patient = False
+            self._queue(traj, None)
+        freed = self.placement.index.take_freed()
+        for slot in self.waiting.slots():
+            lanes = self.waiting.lanes(slot, freed)
+            while lanes:
+                lane = min(lanes, key=Lane.first)
+                if not self._place_head(lane):
+                    if lane.target is None:  # later turns in other lanes must not take what it waits for
+                        self.placement.index.keep_freed(freed)
+                        break
+                    lanes.remove(lane)
+                elif lane.head() is None:
+                    lanes.remove(lane)
 
-    def _generate(self, traj: Trajectory, load: EngineLoad) -> None:
-        traj.reserved = (traj.context_tokens, traj.max_new_tokens)
-        load.reserve(*traj.reserved)
+    def _place_head(self, lane: Lane) -> bool:
+        """Take the lane's head out: to an engine, or to another lane. False: it has to stay where it is."""
+        traj = lane.first()[2]
+        floor = self._floor(traj.group)
+        decision = self.placement.decide(traj, floor)
+        if decision is None:
+            if lane.target is None or self.placement.serves(lane.target, traj, floor):
+                return False
+            self._queue(traj, None)
+        elif decision.wait_for is None:
+            self._generate(traj, decision.engine)
+        elif decision.wait_for == lane.target:
+            return False
+        else:
+            self._queue(traj, decision.wait_for)
+        return True
+
+    def _queue(self, traj: Trajectory, target: Target | None) -> None:
+        self._wait_for(traj, target)
+        self.waiting.push(traj, target, self.out.now)
+
+    def _wait_for(self, traj: Trajectory, target: Target | None) -> None:
+        need = self.placement.need_tokens(traj)
+        if traj.waits_for is not None:
+            self.placement.queued(traj.waits_for, -need)
+        if target is not None:
+            self.placement.queued(target, need)
+        traj.waits_for = target
+
+    def _generate(self, traj: Trajectory, engine: int) -> None:
+        self._wait_for(traj, None)
+        traj.patient = True
+        self.placement.start(traj, engine, self.out.now)
         traj.stage = "generating"
-        traj.engine = load.id
-        self._running[load.id][traj.id] = traj
-        traj.awaited = self.out.put(Generate(self.out.next_seq(), traj.id, load.id, traj.max_new_tokens))
+        self._running[engine][traj.id] = traj
+        traj.awaited = self.out.put(Generate(self.out.next_seq(), traj.id, engine, traj.max_new_tokens))
 
-    def _leave_engine(self, traj: Trajectory) -> None:
-        if traj.stage == "generating":
-            self.fleet.engines[traj.engine].load.release(*traj.reserved)
-            del self._running[traj.engine][traj.id]
+    def _resume(self, traj: Trajectory) -> None:
+        """A turn that had been placed already goes before all others of its slot."""
+        traj.stage = "waiting"
+        traj.arrival = FIRST
+        self.waiting.push(traj)
 
     def engine_down(self, engine: Engine) -> None:
         """Its running turns start again elsewhere; keyed noise samples the same tokens again under the same weights."""
         running = list(self._running[engine.id].values())
-        for traj in reversed(running):
-            self._leave_engine(traj)
-            traj.stage = "waiting"
-            self.waiting.push(traj, front=True)
-        for traj in self._trajectories.values():
-            if traj.engine == engine.id:
-                traj.engine = -1
+        self._running[engine.id].clear()
+        for traj in running:
+            self.placement.turn_lost(traj)
+            self._resume(traj)
 
     def stages(self) -> dict[str, int]:
         """How many trajectories are in each stage."""

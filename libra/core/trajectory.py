@@ -33,22 +33,33 @@ class Trajectory:
     """Where the running turn is; while another stage lasts, where the last turn was (its prefix may still be there)."""
     context_tokens: int = 0
     max_new_tokens: int = 0
-    reserved: tuple[int, int] = (0, 0)
-    """(context, budget) tokens promised by the engine of the running turn."""
     sampled_tokens: int = 0
     oldest_version: int = NO_VERSION
+    newest_version: int = NO_VERSION
     turns: int = 0
+    tool_s: float = 0.0
+    """Seconds in tools."""
+    ticket: int = 0
+    """Its valid entry among the waiting turns."""
+    waits_for: int | None = None
+    """The engine or bucket that its policy wants it to wait for."""
+    arrival: float = 0.0
+    """Virtual time since when the turn waits: its place in the queue."""
+    patient: bool = True
+    """Whether it may be made to wait for one target; False once it has for long enough, until its next turn."""
     reward: float = 0.0
     loss_tokens: int = 0
     total_tokens: int = 0
 
-    def sampled(self, tokens: int, oldest: int) -> None:
-        """Count tokens of one segment, sampled by `oldest` at the oldest."""
+    def sampled(self, tokens: int, oldest: int, newest: int) -> None:
+        """Count tokens of one segment, sampled by versions `oldest` to `newest`."""
         self.sampled_tokens += tokens
         self.context_tokens += tokens
         self.max_new_tokens -= tokens
         if tokens and (self.oldest_version == NO_VERSION or oldest < self.oldest_version):
             self.oldest_version = oldest
+        if tokens and newest > self.newest_version:
+            self.newest_version = newest
 
     @property
     def live(self) -> bool:

@@ -1,44 +1,108 @@
-"""Turns that wait for an engine, tail first: the earliest batch's turns go before all others, first come first served.
+"""Turns that wait for an engine: the earliest batch's first, within a batch in lanes.
 
-Within a slot the head is never overtaken, so every turn's wait is bounded; a slot whose policy versions no engine holds yet
-is passed over, since an older slot's turns may be allowed where a younger one's are not (and the other way round).
+    slot 3:  any engine        ▸ turn ▸ turn ▸ turn       its head goes to whatever the policy picks
+             bucket 1          ▸ turn ▸ turn              the policy wants them there; looked at when it may have got room
+             engine 7          ▸ turn
+
+A lane is in order of *virtual arrival*: when the turn came, less the lead that its policy gives it. So a turn is overtaken
+only by those that come at most the largest lead after it (ageing without a sweep), and the lane's head is never passed by a
+later turn of its lane. Nobody stays in a lane with a target for longer than `max_wait_s`: it then goes back among those that
+take any engine, where its virtual arrival is the earlier of most. A slot whose versions no engine holds yet is passed over.
 """
 
+from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from heapq import heappop, heappush
 
+from libra.core.scheduler.policy import Target
 from libra.core.trajectory import Trajectory
+
+FIRST = float("-inf")
+"""Virtual arrival of a turn that had been placed already: its engine died, or it was cut."""
+
+Entry = tuple[float, int, Trajectory]
+"""(virtual arrival, ticket, trajectory); stale once the trajectory has another ticket or waits no more."""
+
+
+class Lane:
+    """Turns of one slot that wait for `target`; None: for any engine."""
+
+    __slots__ = ("heap", "target")
+
+    def __init__(self, target: Target | None) -> None:
+        self.target = target
+        self.heap: list[Entry] = []
+
+    def head(self) -> Entry | None:
+        heap = self.heap
+        while heap:
+            _, ticket, traj = heap[0]
+            if traj.ticket == ticket and traj.stage == "waiting":
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def first(self) -> Entry:
+        """The head of a lane that has one."""
+        return self.heap[0]
 
 
 class WaitingTurns:
     def __init__(self) -> None:
-        self._by_slot: dict[int, deque[Trajectory]] = {}
         self._slots: list[int] = []
-        """Keys of `_by_slot`, ascending: only the few admitted batches."""
+        """Slots with lanes, ascending: only the few admitted batches."""
+        self._lanes: dict[int, dict[Target | None, Lane]] = {}
+        self._tickets = 0
+        self._parked: deque[tuple[float, int, Trajectory]] = deque()
+        """(since, ticket, trajectory) of turns in lanes with a target, in order of time."""
 
-    def push(self, traj: Trajectory, front: bool = False) -> None:
-        """`front` for a turn that had already been placed (its engine died, or it was cut)."""
+    def push(self, traj: Trajectory, target: Target | None = None, now: float = 0.0) -> None:
+        """Put a turn into a lane, out of any other that it is in; with a target, `now` is since when it waits for it."""
+        self._tickets += 1
+        traj.ticket = self._tickets
         slot = traj.group.slot
-        queue = self._by_slot.get(slot)
-        if queue is None:
-            queue = self._by_slot[slot] = deque()
-            self._slots = sorted(self._by_slot)
-        (queue.appendleft if front else queue.append)(traj)
+        lanes = self._lanes.get(slot)
+        if lanes is None:
+            lanes = self._lanes[slot] = {None: Lane(None)}
+            insort(self._slots, slot)
+        lane = lanes.get(target)
+        if lane is None:
+            lane = lanes[target] = Lane(target)
+        heappush(lane.heap, (traj.arrival, traj.ticket, traj))
+        if target is not None:
+            self._parked.append((now, traj.ticket, traj))
 
-    def heads(self) -> Iterator[deque[Trajectory]]:
-        """The queue of each slot, earliest first, without turns that are no longer waiting. Pop from its left to take."""
-        for slot in self._slots:
-            queue = self._by_slot[slot]
-            while queue and queue[0].stage != "waiting":
-                queue.popleft()
-            if queue:
-                yield queue
+    def slots(self) -> list[int]:
+        """Slots in which somebody may wait, earliest first."""
+        return list(self._slots)
 
-    def forget_before(self, slot: int) -> None:
-        """Drop the empty queues of batches that have been consumed."""
-        for s in [s for s in self._slots if s < slot and not self._by_slot[s]]:
-            del self._by_slot[s]
-        self._slots = sorted(self._by_slot)
+    def lanes(self, slot: int, freed: list[Target]) -> list[Lane]:
+        """The lanes of `slot` that have a head: of any engine, and of the targets in `freed`."""
+        lanes = self._lanes[slot]
+        found = [lanes[None]] if lanes[None].head() else []
+        if len(lanes) > 1:
+            for target in freed:
+                lane = lanes.get(target)
+                if lane is None:
+                    continue
+                if lane.head():
+                    found.append(lane)
+                else:
+                    del lanes[target]
+        if not found and len(lanes) == 1:
+            del self._lanes[slot]
+            self._slots.remove(slot)
+        return found
+
+    def impatient(self, since: float) -> list[Trajectory]:
+        """Turns that were put into a lane with a target at `since` or before; each is told once."""
+        found: list[Trajectory] = []
+        while self._parked and self._parked[0][0] <= since:
+            _, ticket, traj = self._parked.popleft()
+            if traj.ticket == ticket and traj.stage == "waiting":
+                found.append(traj)
+        return found
 
     def __len__(self) -> int:
-        return sum(1 for s in self._slots for t in self._by_slot[s] if t.stage == "waiting")
+        heaps = [lane.heap for lanes in self._lanes.values() for lane in lanes.values()]
+        return sum(1 for heap in heaps for _, ticket, t in heap if t.ticket == ticket and t.stage == "waiting")

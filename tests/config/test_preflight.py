@@ -47,6 +47,8 @@ def test_each_mode_has_its_lags(tmp_path, mode, lag, allowed):
     [
         (["--run.mode=sync", "--rollout.overdue=drop_group"], 'use overdue = "wait"'),
         (["--bucket.0.tp=2", "--bucket.0.engines=2"], "use engines = 4 with tp = 1"),
+        (["--scheduler.policy=oracle"], "only a simulation can tell it: choose another policy"),
+        (["--scheduler.small_tokens=5000"], "expected less than scheduler.medium_tokens = 5000"),
         (["--model.heads=5"], "model.heads: got 5, expected a divisor of model.hidden = 96: one of 1, 2, 3, 4, 6"),
         (["--model.heads=32", "--model.kv_heads=32"], "heads of width 3; expected an even width"),
         (["--model.kv_heads=3"], "model.kv_heads: got 3, expected a divisor of model.heads = 4: one of 1, 2, 4"),

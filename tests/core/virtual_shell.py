@@ -14,6 +14,14 @@ from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
 
+SIGNALS: tuple[tuple[str, int, e.Status], ...] = (
+    ("t", 3, "ok"),
+    ("t", 600, "ok"),
+    ("t", 3, "error"),
+    ("u", 9, "timeout"),
+)
+"""What tools return, by turn: counted as observations, though the context grows by three tokens whatever they say."""
+
 
 @dataclass
 class Episode:
@@ -31,7 +39,7 @@ class VirtualShell:
 
     def __init__(self, config: Config, seed: int = 0, fail_rate: float = 0.0, kill_rate: float = 0.0) -> None:
         self.config = config
-        self.core = Core(config)
+        self.core = Core(config, oracle=self.residual_tokens)
         self.random = random.Random(seed)
         self.fail_rate, self.kill_rate = fail_rate, kill_rate
         self.now = 0.0
@@ -46,6 +54,10 @@ class VirtualShell:
         """engine -> {command: (trajectory, tokens of KV room)}"""
         self.end: c.FinishRun | None = None
         self.count: Counter[str] = Counter()
+
+    def residual_tokens(self, traj: int) -> float:
+        """About what the episode still needs: the shell alone knows how many turns are left."""
+        return 6.5 * self.episodes[traj].turns_left
 
     def at(self, delay: float, make, **fields) -> None:  # type: ignore[no-untyped-def]
         self.n += 1
@@ -176,8 +188,9 @@ class VirtualShell:
             )  # fmt: skip
             return
         episode.context += 3
+        tool, size, status = SIGNALS[(command.traj + episode.turns_left) % len(SIGNALS)]
         self.at(
             self.soon(), e.ToolReturned,
-            cmd=command.seq, traj=command.traj, tool="t", status="ok", observation_tokens=3, seconds=0.01,
+            cmd=command.seq, traj=command.traj, tool=tool, status=status, observation_tokens=size, seconds=0.01,
             context_tokens=episode.context, max_new_tokens=12,
         )  # fmt: skip

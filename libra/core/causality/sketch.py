@@ -83,12 +83,18 @@ class Profile:
             self._moments = array("d", accumulate(map(mul, self._given, self._values)))
         return self._moments
 
-    def moment(self, weight: float) -> float:
-        """Sum of weight x value over the lowest `weight`, a value's weight split where it must be."""
-        i = min(bisect_left(self._weights, weight), len(self._values) - 1)
-        if i == 0:
-            return weight * self._values[0]
-        return self.moments()[i - 1] + (weight - self._weights[i - 1]) * self._values[i]
+    def moments_at(self, marks: Sequence[float], first: int) -> list[float]:
+        """Sums of weight x value over the lowest of each weight in `marks` (ascending); a value's weight is split if need be.
+
+        None of the marks lies below value number `first`.
+        """
+        weights, values, moments, last = self._weights, self._values, self.moments(), len(self._values) - 1
+        sums: list[float] = []
+        i = first
+        for weight in marks:
+            i = bisect_left(weights, weight, i, last)
+            sums.append(moments[i - 1] + (weight - weights[i - 1]) * values[i] if i else weight * values[0])
+        return sums
 
     def shares(self, edges: Sequence[float]) -> tuple[float, ...]:
         """Shares of the weight in (-inf, e0], (e0, e1], ..., (e_last, inf)."""
@@ -120,9 +126,14 @@ class Tail:
     def slices(self, k: int) -> list[float]:
         """Means of `k` equally probable slices, smallest first."""
         width = self.weight / k
-        marks = [self._profile.moments()[self._first - 1] if self._first else 0.0]
-        marks += [self._profile.moment(self._below + width * j) for j in range(1, k + 1)]
-        return [(b - a) / width - self._since for a, b in pairwise(marks)]
+        first, since = self._first, self._since
+        marks = self._profile.moments_at([self._below + width * j for j in range(1, k + 1)], first)
+        before = self._profile.moments()[first - 1] if first else 0.0
+        means: list[float] = []
+        for mark in marks:
+            means.append((mark - before) / width - since)
+            before = mark
+        return means
 
 
 def new_bins() -> "array[float]":

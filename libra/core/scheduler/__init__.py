@@ -1,70 +1,53 @@
-"""Which engine takes a turn. One file a policy; all share the room check below.
+"""Which engine takes a turn. One file a policy, all behind `policy.Policy`; `libra.core.placement` asks them.
 
-The coordinator offers a policy only engines that may take the turn: they are up, hold a version that the turn's slot allows,
-have a free place in the batch, and KV room for the turn's whole context and budget. So no policy can break the lag or
-overflow an engine, and comparisons between policies are fair.
+    load      what is known of one engine            index    engines of a shape in order; what may take a turn
+    shape     what a turn costs on a shape           seats    which engine a trajectory belongs to
+
+Room and admission are one for all policies: they choose among what the index offers. The formulas are in docs/scheduling.md.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-from libra.core.trajectory import NO_VERSION
+from libra.config.schema import SchedulerConfig
+from libra.core.causality import CausalityTree
+from libra.core.scheduler.causal import Causal
+from libra.core.scheduler.cmlfq import Cmlfq
+from libra.core.scheduler.expected_cost import ExpectedCost
+from libra.core.scheduler.least_loaded import LeastLoaded
+from libra.core.scheduler.length_aware import LengthAware
+from libra.core.scheduler.oracle import Oracle
+from libra.core.scheduler.policy import Foresight, Policy
+from libra.core.scheduler.seats import Seats
+from libra.core.scheduler.shape import Shape
+from libra.core.scheduler.sticky import Sticky
+from libra.core.scheduler.trajectory_priority import TrajectoryPriority
+from libra.errors import ConfigError
 
-
-@dataclass(slots=True)
-class EngineLoad:
-    """What a scheduler sees of one engine: its shape and what it has been given."""
-
-    id: int
-    bucket: int
-    max_batch: int
-    kv_tokens: int
-    speed: float = 1.0
-    """Relative decode speed of its shape."""
-    version: int = NO_VERSION
-    up: bool = False
-    running: int = 0
-    reserved_tokens: int = 0
-    """KV room promised to running turns: context and budget."""
-    outstanding_tokens: int = 0
-    """Tokens that running turns may still sample."""
-
-    def fits(self, kv_tokens: int) -> bool:
-        return self.running < self.max_batch and self.reserved_tokens + kv_tokens <= self.kv_tokens
-
-    def reserve(self, context_tokens: int, budget_tokens: int) -> None:
-        self.running += 1
-        self.reserved_tokens += context_tokens + budget_tokens
-        self.outstanding_tokens += budget_tokens
-
-    def release(self, context_tokens: int, budget_tokens: int) -> None:
-        self.running -= 1
-        self.reserved_tokens -= context_tokens + budget_tokens
-        self.outstanding_tokens -= budget_tokens
+PAPERS = ("cmlfq", "expected_cost")
+"""Policies whose tree never forgets: the paper's does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnView:
-    """What a scheduler sees of one waiting turn."""
-
-    traj: int
-    context_tokens: int
-    budget_tokens: int
-    last_engine: int
-    """Where its prefix may still be; -1 for a first turn."""
-
-
-class Policy(Protocol):
-    """Chooses among engines that may take the turn; never called with none."""
-
-    def choose(self, turn: TurnView, engines: Sequence[EngineLoad]) -> int:
-        """Index into `engines`. Ties break by engine id."""
-        ...
-
-
-def make(name: str) -> Policy:
-    """The policy of that name."""
-    from libra.core.scheduler.least_loaded import LeastLoaded
-
-    return {"least_loaded": LeastLoaded}[name]()
+def make(
+    config: SchedulerConfig, shapes: Sequence[Shape], tree: CausalityTree, seats: Seats, foresight: Foresight | None
+) -> Policy:
+    """The policy that `config` names."""
+    match config.policy:
+        case "least_loaded":
+            return LeastLoaded(shapes)
+        case "causal":
+            return Causal(shapes, tree, config.overtake_s)
+        case "cmlfq":
+            return Cmlfq(shapes, tree, config.thresholds_tokens)
+        case "expected_cost":
+            return ExpectedCost(shapes, tree)
+        case "sticky":
+            return Sticky(shapes, seats)
+        case "length_aware":
+            return LengthAware(shapes, config.thresholds_tokens)
+        case "trajectory_priority":
+            return TrajectoryPriority(shapes, tree, config.overtake_s)
+        case "oracle":
+            if foresight is None:
+                problem = 'scheduler.policy: got "oracle", which knows the future; only a simulation can tell it'
+                raise ConfigError("scheduler", [f"{problem}: choose another policy for a live run"])
+            return Oracle(shapes, tree, config.overtake_s, foresight)

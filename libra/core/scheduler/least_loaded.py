@@ -3,11 +3,12 @@
 It looks at no history and moves freely: the strong and simple control that other policies are measured against.
 """
 
-from collections.abc import Sequence
-
-from libra.core.scheduler import EngineLoad, TurnView
+from libra.core.scheduler.policy import Decision, Offer, Policy, TurnView
 
 
-class LeastLoaded:
-    def choose(self, turn: TurnView, engines: Sequence[EngineLoad]) -> int:
-        return min(range(len(engines)), key=lambda i: (engines[i].outstanding_tokens / engines[i].speed, engines[i].id))
+class LeastLoaded(Policy):
+    """Costs of candidates: outstanding tokens over the shape's speed, in seconds."""
+
+    def choose(self, turn: TurnView, offer: Offer) -> Decision:
+        costs = [self.pressure(e) for e in offer.engines]
+        return Decision(min(costs)[1], "fewest outstanding tokens", tuple((id, cost) for cost, id in costs))

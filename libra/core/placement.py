@@ -1,0 +1,210 @@
+"""Between the trajectories and the policies: what a turn needs, where its prefix lies, what its trajectory may still need.
+
+    rollout ── decide(turn) ──> index: what may take it ──> policy: which of these, or wait ──> Decision
+       │  start, turn_over, turn_lost ──> room, seats, prefix, correction
+       └─ opened, tool_returned, ended, gone ──> causality tree
+
+Whatever the policy, room is checked here: a turn is offered only engines that are up, new enough, and have a free place and
+KV room for it. Held-out tasks ask the tree but do not teach it; their prompts are no training prompts. The tree is asked at
+most once a tool return. Called by `rollout` alone.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from libra.config.schema import Config
+from libra.core.causality import CausalityTree, TreeConfig
+from libra.core.cost.correction import Correction
+from libra.core.events import ToolReturned
+from libra.core.fleet import Fleet
+from libra.core.scheduler import PAPERS, make
+from libra.core.scheduler.index import EngineIndex
+from libra.core.scheduler.load import NOTHING, RoomTaken
+from libra.core.scheduler.policy import Decision, Forecast, Foresight, Target, TurnView
+from libra.core.scheduler.seats import Seats
+from libra.core.scheduler.shape import Shape, shapes_of
+from libra.core.signal import SizeClasses, signal_of
+from libra.core.trajectory import Trajectory
+
+TURN_RATE = 0.01
+"""Weight of the newest turn in a bucket's mean turn length."""
+
+
+@dataclass(slots=True)
+class Route:
+    """What is remembered of a live trajectory between its turns, and of its running turn."""
+
+    forecast: Forecast | None = None
+    """Asked since the last tool return; None: not yet."""
+    told_tokens: int = 0
+    """Sampled tokens at the last tool return."""
+    cached_tokens: int = 0
+    generation: int = -1
+    """The prefix on its last engine, good while the engine is of this generation."""
+    taken: RoomTaken = NOTHING
+    began: float = 0.0
+    prefill_s: float = 0.0
+    step_s: float = 0.0
+    """Of the running turn: when it was sent, and its uncorrected prediction."""
+
+
+class Placement:
+    def __init__(self, config: Config, fleet: Fleet, foresight: Foresight | None = None) -> None:
+        scheduler = config.scheduler
+        self.fleet = fleet
+        self.shapes: list[Shape] = shapes_of(config)
+        decay = 1.0 if scheduler.policy in PAPERS else scheduler.tree.decay
+        self.tree = CausalityTree(
+            TreeConfig(decay=decay, pseudo_count=scheduler.tree.pseudo_count, max_nodes=scheduler.tree.max_nodes)
+        )
+        self.seats = Seats(len(fleet.engines))
+        self.policy = make(scheduler, self.shapes, self.tree, self.seats, foresight)
+        self.correction = Correction()
+        """Observed against predicted seconds of turns, by bucket name."""
+        self.decisions: dict[int, Decision] = {}
+        """The last decision about each live trajectory."""
+        self.index = EngineIndex([e.load for e in fleet.engines], len(self.shapes))
+        self._sizes = SizeClasses(small_tokens=scheduler.small_tokens, medium_tokens=scheduler.medium_tokens)
+        self._family = scheduler.family or str(config.env.__struct_config__.tag)
+        self._reserve_share = scheduler.reserve_share
+        self._largest = max(b.kv_tokens for b in config.bucket)
+        self._routes: dict[int, Route] = {}
+
+    # --- trajectories
+
+    def opened(self, traj: Trajectory) -> None:
+        self._routes[traj.id] = Route()
+        if traj.group.kind == "train":
+            self.tree.start(traj.id, traj.group.prompt, self._family)
+        else:
+            self.tree.start(traj.id, f"held-out {traj.group.prompt}")
+
+    def tool_returned(self, traj: Trajectory, e: ToolReturned) -> None:
+        route = self._routes[traj.id]
+        route.forecast = None
+        route.told_tokens = traj.sampled_tokens
+        signal = signal_of(e.tool, e.observation_tokens, e.status, self._sizes)
+        self.tree.advance(traj.id, signal, traj.sampled_tokens, traj.turns, traj.tool_s)
+
+    def ended(self, traj: Trajectory) -> None:
+        """By itself: what it needed is learned, as of the newest version that sampled for it."""
+        if traj.group.kind == "train":
+            version = max(0, traj.newest_version)
+            self.tree.finish(traj.id, traj.sampled_tokens, traj.turns, traj.tool_s, version)
+            self._forget(traj)
+        else:
+            self.gone(traj)
+
+    def gone(self, traj: Trajectory) -> None:
+        """Failed or dropped: nothing is learned."""
+        self.tree.abandon(traj.id)
+        self._forget(traj)
+
+    def _forget(self, traj: Trajectory) -> None:
+        del self._routes[traj.id]
+        self.decisions.pop(traj.id, None)
+        self.seats.finish(traj.id)
+
+    # --- decisions
+
+    def lead_s(self, traj: Trajectory) -> float:
+        """Seconds that the policy lets the turn count as having come earlier."""
+        return self.policy.lead_s(self._forecast(traj))
+
+    def need_tokens(self, traj: Trajectory) -> int:
+        """KV room that the turn reserves."""
+        return traj.context_tokens + ceil(self._reserve_share * traj.max_new_tokens)
+
+    def too_large(self, traj: Trajectory) -> str:
+        """Why no engine can ever hold the turn; "" where one can."""
+        whole = traj.context_tokens + traj.max_new_tokens
+        if whole <= self._largest:
+            return ""
+        return f"its turn needs {whole} tokens of KV room, the largest engine has {self._largest}"
+
+    def decide(self, traj: Trajectory, floor: int) -> Decision | None:
+        """Where the turn goes, or what it waits for; None where no engine may take it now."""
+        need = self.need_tokens(traj)
+        last = self.fleet.engines[traj.engine].load if traj.engine >= 0 else None
+        whole = traj.context_tokens + traj.max_new_tokens
+        offer = self.index.offer(need, whole, floor, last)
+        if offer is None:
+            return None
+        route = self._routes[traj.id]
+        cached = route.cached_tokens if last is not None and last.generation == route.generation else 0
+        turn = TurnView(
+            traj.id,
+            traj.context_tokens,
+            traj.max_new_tokens,
+            need,
+            last,
+            min(cached, traj.context_tokens - 1),
+            self._forecast(traj),
+            traj.patient,
+        )
+        decision = self.policy.choose(turn, offer)
+        if decision.wait_for is not None and not self.index.serves(decision.wait_for, whole, floor):
+            turn.may_wait = False
+            decision = self.policy.choose(turn, offer)
+        self.decisions[traj.id] = decision
+        return decision
+
+    def serves(self, target: Target, traj: Trajectory, floor: int) -> bool:
+        """Whether it makes sense for the turn to wait for `target`."""
+        return self.index.serves(target, traj.context_tokens + traj.max_new_tokens, floor)
+
+    def queued(self, target: Target, tokens: int) -> None:
+        """So much more (less, where negative) KV room is waited for at `target`."""
+        bucket = self.fleet.engines[target].load.bucket if target >= 0 else ~target
+        self.shapes[bucket].queued_tokens += tokens
+
+    def _forecast(self, traj: Trajectory) -> Forecast:
+        route = self._routes[traj.id]
+        if route.forecast is None:
+            route.forecast = self.policy.forecast(traj.id, traj.sampled_tokens - route.told_tokens)
+        return route.forecast
+
+    # --- running turns
+
+    def start(self, traj: Trajectory, engine: int, now: float) -> None:
+        """The turn begins on `engine`, which then holds its prefix."""
+        load = self.fleet.engines[engine].load
+        route = self._routes[traj.id]
+        stays = engine == traj.engine and route.generation == load.generation
+        cached = min(route.cached_tokens, traj.context_tokens - 1) if stays else 0
+        residual = round(self.policy.residual_tokens(self._forecast(traj)))
+        route.taken = RoomTaken(traj.context_tokens, traj.max_new_tokens, self.need_tokens(traj), residual)
+        load.take(route.taken)
+        costs = self.shapes[load.bucket].costs
+        route.began = now
+        route.prefill_s = costs.prefill_s(traj.context_tokens - cached, cached)
+        route.step_s = costs.step_s(load.running, load.context_tokens)
+        route.cached_tokens, route.generation = 0, load.generation
+        self.seats.reserve(traj.id, engine)
+        traj.engine = engine
+
+    def turn_over(self, traj: Trajectory, tokens: int, now: float) -> None:
+        """The engine gave `tokens`; `traj` has counted them."""
+        load = self.fleet.engines[traj.engine].load
+        route = self._routes[traj.id]
+        if tokens:
+            self._observe(self.shapes[load.bucket], route, tokens, load.running, load.context_tokens, now)
+        load.give_back(route.taken)
+        self.seats.commit(traj.id)
+        route.cached_tokens = traj.context_tokens
+        route.forecast = None
+
+    def turn_lost(self, traj: Trajectory) -> None:
+        """The engine died, or the turn is given up: the trajectory belongs where it was before."""
+        route = self._routes[traj.id]
+        self.fleet.engines[traj.engine].load.give_back(route.taken)
+        self.seats.rollback(traj.id)
+        traj.engine = self.seats.home(traj.id)
+        route.cached_tokens, route.generation = 0, -1
+
+    def _observe(self, shape: Shape, route: Route, tokens: int, rows: int, held_tokens: int, now: float) -> None:
+        """Against the prediction with the mean of the step at its start and the step at its end: batches change meanwhile."""
+        step_s = 0.5 * (route.step_s + shape.costs.step_s(rows, held_tokens))
+        if self.correction.observe(shape.name, route.prefill_s + tokens * step_s, now - route.began):
+            shape.factor = self.correction.factor(shape.name)
+        shape.turn_tokens += TURN_RATE * (tokens - shape.turn_tokens)

@@ -1,0 +1,137 @@
+"""The engines of each shape in order of load, kept up to date one change at a time.
+
+    bucket ──> weight version ──> shelf: engines by room (open ones first, least reserved), and by outstanding tokens
+
+So what may take a turn is found by looking at the ends of a few lists: the cost of an offer grows with the shapes and the
+versions in use (at most lag + 2), not with the engines. If the roomiest engine of a shelf cannot take a turn, none of it can.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from libra.core.scheduler.load import EngineLoad
+from libra.core.scheduler.policy import Offer, Target, bucket_target
+
+LOOKED_AT = 8
+"""Least loaded engines of a shelf that are asked whether they fit, before the roomiest one stands for all."""
+
+RoomKey = tuple[bool, int, int]
+LoadKey = tuple[int, int]
+
+
+class Shelf:
+    """The engines of one shape that hold one version of the weights."""
+
+    __slots__ = ("by_load", "by_room")
+
+    def __init__(self) -> None:
+        self.by_room: list[RoomKey] = []
+        """(batch is full, reserved tokens, id)"""
+        self.by_load: list[LoadKey] = []
+        """(outstanding tokens, id)"""
+
+
+class EngineIndex:
+    """`loads` are all engines, by id; from now on their changes are followed."""
+
+    def __init__(self, loads: Sequence[EngineLoad], buckets: int) -> None:
+        self._loads = loads
+        self._buckets: list[dict[int, Shelf]] = [{} for _ in range(buckets)]
+        self._filed: dict[int, tuple[int, RoomKey, LoadKey]] = {}
+        self._freed: dict[Target, None] = {}
+        for load in loads:
+            load.on_change = self._changed
+            self._changed(load, True)
+
+    # --- kept
+
+    def _changed(self, load: EngineLoad, room: bool) -> None:
+        shelves = self._buckets[load.bucket]
+        filed = self._filed.pop(load.id, None)
+        if filed is not None:
+            version, room_key, load_key = filed
+            shelf = shelves[version]
+            del shelf.by_room[bisect_left(shelf.by_room, room_key)]
+            del shelf.by_load[bisect_left(shelf.by_load, load_key)]
+            if not shelf.by_room:
+                del shelves[version]
+        if load.up and load.version >= 0:
+            shelf = shelves.get(load.version)
+            if shelf is None:
+                shelf = shelves[load.version] = Shelf()
+            room_key = (load.running >= load.max_batch, load.reserved_tokens, load.id)
+            load_key = (load.outstanding_tokens, load.id)
+            insort(shelf.by_room, room_key)
+            insort(shelf.by_load, load_key)
+            self._filed[load.id] = (load.version, room_key, load_key)
+        if room:
+            self._freed[load.id] = None
+            self._freed[bucket_target(load.bucket)] = None
+
+    def take_freed(self) -> list[Target]:
+        """Engines and buckets that may have got room, or ceased to serve, since the last call."""
+        freed = list(self._freed)
+        self._freed.clear()
+        return freed
+
+    def keep_freed(self, targets: list[Target]) -> None:
+        """These were not looked at: tell of them again."""
+        for target in targets:
+            self._freed[target] = None
+
+    # --- asked
+
+    def offer(self, need_tokens: int, whole_tokens: int, floor: int, last: EngineLoad | None) -> Offer | None:
+        """What may take a turn on weights of version `floor` or newer; None where nothing may.
+
+        `need_tokens` is the room that it reserves, `whole_tokens` what it takes at most: an engine must be larger than that.
+        """
+        engines: list[EngineLoad] = []
+        full: list[EngineLoad] = []
+        stays = last is not None and last.fits(need_tokens) and self.serves(last.id, whole_tokens, floor)
+        for shelves in self._buckets:
+            nearest: EngineLoad | None = None
+            before = len(engines)
+            for version, shelf in shelves.items():
+                if version < floor:
+                    continue
+                roomiest = self._loads[shelf.by_room[0][2]]
+                if whole_tokens > roomiest.kv_tokens:
+                    break  # all of its bucket are as small
+                if roomiest.fits(need_tokens):
+                    engines.append(roomiest)
+                    lightest = self._lightest(shelf, need_tokens)
+                    if lightest is not None and lightest is not roomiest:
+                        engines.append(lightest)
+                elif nearest is None or _busier(nearest, roomiest):
+                    nearest = roomiest
+            if nearest is not None and len(engines) == before:
+                full.append(nearest)
+        if not engines:
+            return None
+        if last is not None:
+            if stays and all(e is not last for e in engines):
+                engines.append(last)
+            elif not stays and self.serves(last.id, whole_tokens, floor) and all(e is not last for e in full):
+                full.append(last)
+        return Offer(engines, full, stays)
+
+    def _lightest(self, shelf: Shelf, need_tokens: int) -> EngineLoad | None:
+        for _, id in shelf.by_load[:LOOKED_AT]:
+            if self._loads[id].fits(need_tokens):
+                return self._loads[id]
+        return None
+
+    def serves(self, target: Target, whole_tokens: int, floor: int) -> bool:
+        """Whether waiting for `target` can end: some engine of it is up, new enough, and large enough for the turn."""
+        if target >= 0:
+            load = self._loads[target]
+            return load.up and load.version >= floor and whole_tokens <= load.kv_tokens
+        for version, shelf in self._buckets[~target].items():
+            if version >= floor and whole_tokens <= self._loads[shelf.by_room[0][2]].kv_tokens:
+                return True
+        return False
+
+
+def _busier(a: EngineLoad, b: EngineLoad) -> bool:
+    return (a.reserved_tokens, a.id) > (b.reserved_tokens, b.id)
