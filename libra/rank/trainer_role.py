@@ -29,7 +29,7 @@ class TrainerRole:
         self.link = link
         self.config = link.config
         self.device = torch.device(link.spec.device)
-        self.world = environment(self.config.env)
+        self.world = environment(self.config.live_env)
         torch.set_num_threads(self.config.trainer.threads)
         self.publisher = Publisher(token=link.spec.token, incarnation=link.spec.incarnation)
         self._trainer: Trainer | None = None
