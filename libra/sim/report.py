@@ -53,7 +53,7 @@ class SimReport(Summary, frozen=True, kw_only=True):
     reused_tokens: int
     """Not prefilled again, thanks to the prefix cache."""
     work_bound_s: float
-    """All work over all rollout devices; see `libra.sim.bound`."""
+    """All work shared freely among all engines; see `libra.sim.bound`."""
     longest_alone_s: float
     bound_s: float
     makespan_over_bound: float
@@ -92,7 +92,8 @@ class Recorder:
         start = min(self.first_turn_s, self.last_end_s)
         makespan_s = self.last_end_s - start
         ninety, last = self._batch_times()
-        bound_s = max(self.bound.work_s, self.bound.longest_s)
+        work_s = self.bound.work_s()
+        bound_s = max(work_s, self.bound.longest_s)
         return SimReport(
             **msgspec.structs.asdict(self.tally.summary()),
             policy=config.scheduler.policy,
@@ -111,7 +112,7 @@ class Recorder:
             kv_preemptions=sum(m.preemptions for m in machines),
             recomputed_tokens=sum(m.recomputed_tokens for m in machines),
             reused_tokens=sum(m.reused_tokens for m in machines),
-            work_bound_s=self.bound.work_s,
+            work_bound_s=work_s,
             longest_alone_s=self.bound.longest_s,
             bound_s=bound_s,
             makespan_over_bound=makespan_s / bound_s if bound_s else 0.0,

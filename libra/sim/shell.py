@@ -41,7 +41,7 @@ class Episode:
 
     __slots__ = (
         "batch", "cmd", "context", "engine", "entered", "in_training", "kind", "left", "oldest", "prompt", "reserved", "sample", "sampled",
-        "stages", "told", "turn", "turns", "truth",
+        "stages", "told", "total", "turn", "turns", "truth",
     )  # fmt: skip
 
     def __init__(self, command: c.OpenTrajectory, truth: TraceTrajectory, batch: int, now: float) -> None:
@@ -54,8 +54,9 @@ class Episode:
         self.turn = 0
         self.sampled = 0
         """Of the present turn."""
-        self.left = truth.sampled_tokens
-        """Of the whole trajectory."""
+        self.total = truth.sampled_tokens
+        self.left = self.total
+        """To sample, of the whole trajectory."""
         self.context = truth.prompt_tokens
         self.told = 0
         """What the core believes that the turn may still sample."""
@@ -235,8 +236,7 @@ class Simulation:
     def _tell(self, episode: Episode) -> int:
         """The cap of the next turn, as the core is told it; at least 1 while there is something to sample."""
         source = self.plan.source
-        sampled = episode.truth.sampled_tokens - episode.left
-        left = min(source.max_sampled_tokens - sampled, source.max_context_tokens - episode.context)
+        left = min(source.max_sampled_tokens - episode.total + episode.left, source.max_context_tokens - episode.context)
         episode.told = max(1, min(self.workload.turn_tokens, left))
         return episode.told
 
@@ -337,9 +337,8 @@ class Simulation:
         t = now + turn.tool_s
         episode.turn += 1
         if episode.turn == len(episode.turns):
-            sampled = episode.truth.sampled_tokens
             worth = reward(self.config.run.seed, episode.kind, episode.prompt, episode.sample, episode.batch)
-            self._at(t, e.EpisodeEnded(t, seq, traj, worth, sampled, episode.context))
+            self._at(t, e.EpisodeEnded(t, seq, traj, worth, episode.total, episode.context))
             return
         episode.sampled = 0
         episode.context += turn.observed_tokens

@@ -19,7 +19,10 @@ from libra.core.commands import Kind
 from libra.errors import ConfigError
 from libra.sim.recorded import read_run
 from libra.workload import SPECS, TraceTrajectory, Workload, read_trace
+from libra.workload.jsonl import read_lines
+from libra.workload.mooncake import read_mooncake, to_trajectories
 from libra.workload.spec import WorkloadSpec
+from libra.workload.swe import import_swe
 from libra.workload.trace import require_room
 
 REWARD_RANGE = (0.1, 0.9)
@@ -49,7 +52,17 @@ def open_source(config: Config, workload: WorkloadConfig) -> Source:
     path = Path(workload.trace)
     if path.is_dir():
         return Recorded(read_run(path), str(path), samples, seed, shuffle=False)
-    return Recorded(read_trace(path), str(path), samples, seed, workload.shuffle)
+    return Recorded(_read_file(path), str(path), samples, seed, workload.shuffle)
+
+
+def _read_file(path: Path) -> list[TraceTrajectory]:
+    """A file in the format of traces, or in one of those that can be imported: its first line tells."""
+    first = next((line for line in read_lines(path) if line.strip()), b"")
+    if b'"hash_ids"' in first:
+        return to_trajectories(read_mooncake(path))
+    if b'"instance"' in first:
+        return import_swe(path).trajectories
+    return read_trace(path)
 
 
 def reward(seed: int, kind: Kind, prompt: int, sample: int, step: int) -> float:
