@@ -27,7 +27,9 @@ def compare(args: Compare) -> int:
     policies = [p for p in args.policies.split(",") if p]
     control = args.control or (policies[0] if policies else "")
     if not policies or args.seeds < 1 or len(set(policies)) < len(policies):
-        raise ConfigError("compare", [f"got policies {args.policies!r} and {args.seeds} seeds, expected names and 1 or more"])
+        raise ConfigError(
+            "compare", [f"got policies {args.policies!r} and {args.seeds} seeds, expected names and 1 or more"]
+        )
     if control not in policies:
         raise ConfigError("compare", [f"--control: got {control!r}, expected one of --policies: {', '.join(policies)}"])
     for policy in policies:
@@ -56,7 +58,9 @@ def _cell(args: Compare, policy: str, seed: int) -> Cell:
         command += ["--trace", args.trace]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise LibraError(f"{policy} with seed {seed} failed (exit code {done.returncode}): {done.stderr.strip()[-2000:]}")
+        raise LibraError(
+            f"{policy} with seed {seed} failed (exit code {done.returncode}): {done.stderr.strip()[-2000:]}"
+        )
     return json.loads(done.stdout)
 
 
@@ -67,7 +71,11 @@ def _ratios(cells: Sequence[Cell], controls: Sequence[Cell]) -> dict[str, dict[s
         pairs = [(cell[figure], control[figure]) for cell, control in zip(cells, controls, strict=True)]
         ratios = [a / b for a, b in pairs if a is not None and b]
         spread = statistics.stdev(ratios) if len(ratios) > 1 else 0.0
-        found = {"mean": statistics.fmean(ratios), "low": min(ratios), "high": max(ratios), "stdev": spread} if ratios else None
+        found = (
+            {"mean": statistics.fmean(ratios), "low": min(ratios), "high": max(ratios), "stdev": spread}
+            if ratios
+            else None
+        )
         out[figure] = found
     return out
 

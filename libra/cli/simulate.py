@@ -37,14 +37,18 @@ def simulated(file: str, overrides: tuple[str, ...], trace: str | None) -> Confi
 def lines(report: SimReport) -> list[str]:
     """What people want to know first. The whole is in --json."""
     r = report
-    batch = (r.time_to_90_s, r.last_finished_s, r.tail_share)
+    batch = "none was completed"
+    if r.time_to_90_s is not None and r.last_finished_s is not None:
+        batch = (
+            f"90 % ended after {r.time_to_90_s:,.1f} s, all after {r.last_finished_s:,.1f} s; tail {r.tail_share:.0%}"
+        )
     shown: dict[str, str] = {
         "run": f"{r.run}: {r.policy} on {r.workload}, {r.mode}, seed {r.seed}, {r.devices} devices",
         "ended": r.reason,
         "makespan": f"{r.makespan_s:,.1f} s, {r.makespan_over_bound:.2f} times the bound of {r.bound_s:,.1f} s "
         f"(work {r.work_bound_s:,.1f}, longest alone {r.longest_alone_s:,.1f})",
         "throughput": f"{r.tokens_per_s:,.0f} tokens/s sampled; {r.trajectories:,} trajectories, {r.turns:,} turns",
-        "batch": "none was completed" if None in batch else "90 % ended after {:,.1f} s, all after {:,.1f} s; tail {:.0%}".format(*batch),
+        "batch": batch,
         "stages": _seconds(r.stage_s),
         "utilisation": "  ".join(f"{name} {share:.0%}" for name, share in r.utilisation.items()),
         "trainer": f"busy {r.trainer_busy_s:,.1f} s, waiting for a batch {r.tail_wait_s:,.1f} s",

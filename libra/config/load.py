@@ -131,7 +131,9 @@ def _leaves(value: object, at: convert.Path) -> list[convert.Path]:
 def _name_parts(tree: Tree, origins: Origins, source: str, problems: list[str]) -> list[str]:
     """Put the tables of cost parts where their names stand, and tell which were named."""
     cost = tree.get("cost")
-    named = [k for k in ("hardware", "model") if isinstance(cost, dict) and isinstance(cost.get(k), str)]
+    if not isinstance(cost, dict):
+        return []
+    named = [kind for kind in ("hardware", "model") if isinstance(cost.get(kind), str)]
     for kind in named:
         name = str(cost[kind])
         cost[kind] = {}

@@ -78,7 +78,7 @@ def _live(config: Config) -> Iterator[str]:
         if bucket.engine == "emulated":
             yield (
                 f'bucket.{i}.engine: got "emulated", expected "torch": emulated engines have no live role; '
-                f"use libra simulate, or engine = \"torch\""
+                f'use libra simulate, or engine = "torch"'
             )
         elif bucket.kv_tokens == 0:
             yield f"bucket.{i}.kv_tokens: got 0, expected 1 or more: only emulated engines take it from the cost model"

@@ -12,7 +12,6 @@ from libra.config.parts import HardwareConfig, ModelShape
 from libra.config.types import Fraction, Mode, Name, NatInt, NonNegFloat, PosFloat, PosInt
 from libra.errors import ConfigError
 
-
 ONLY_SIMULATED = (
     'env.name: got "workload", expected "calculator": a workload has lengths but no tasks, so it can only be simulated; '
     "use libra simulate"

@@ -8,9 +8,9 @@ once a sampled token; host time a row; and its share of what a step costs anyway
 by at most `max_batch` rows, and by rows that together hold at most the engine's room: 1 / rows of it, or context / room (for
 each shape the one of the two that totals more). Where arithmetic totals more than reading, it counts instead.
 
-With x_js the part of trajectory j done on shape s the least T with sum_j c_js x_js <= T engines_s is a linear programme. For any
-prices p with sum_s p_s engines_s = 1 its dual gives T >= sum_j min_s p_s c_js: prices are raised where work piles up, and the
-best bound found counts (all are valid). No ramp-down, waiting or tool is in it, so no schedule reaches it.
+With x_js the part of trajectory j done on shape s, the least T with sum_j c_js x_js <= T engines_s is a linear programme.
+For any prices p with sum_s p_s engines_s = 1 its dual gives T >= sum_j min_s p_s c_js: prices are raised where work piles up,
+and the best bound found counts (all are valid). No ramp-down, waiting or tool is in it, so no schedule reaches it.
 """
 
 from collections.abc import Sequence

@@ -59,8 +59,8 @@ class Machine:
 
     __slots__ = (
         "_cache", "_cached_tokens", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since", "_stretch",
-        "appointed", "cost", "decode_s", "id", "install", "kv", "preemptions", "prefill_s", "recomputed_tokens", "reused_tokens",
-        "room", "rows", "serial", "state", "steps", "until", "version",
+        "appointed", "cost", "decode_s", "id", "install", "kv", "preemptions", "prefill_s", "recomputed_tokens",
+        "reused_tokens", "room", "rows", "serial", "state", "steps", "until", "version",
     )  # fmt: skip
 
     def __init__(self, id: int, cost: EngineCost, room_tokens: int) -> None:

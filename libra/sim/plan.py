@@ -21,9 +21,7 @@ NO_COST = (
     'cost: missing, expected [cost] with hardware = "a800-sxm4-80gb" and model = "qwen3-14b" (parts in configs/hardware and '
     "configs/model): a simulation takes its seconds from there"
 )
-NO_WORKLOAD = (
-    'env.name: got "{got}", expected "workload" (or --trace FILE): an environment has no lengths that a simulation could know'
-)
+NO_WORKLOAD = 'env.name: got "{got}", expected "workload" (or --trace FILE): an environment has no lengths of its own'
 
 
 class Plan(Struct, frozen=True):
@@ -84,9 +82,7 @@ def plan(config: Config) -> Plan:
 
 def _replica(config: Config) -> TrainLayout:
     s = config.simulation
-    return TrainLayout(
-        devices=s.tp * s.pp, tp=s.tp, pp=s.pp, micro_batches=s.micro_batches, recompute=s.recompute
-    )
+    return TrainLayout(devices=s.tp * s.pp, tp=s.tp, pp=s.pp, micro_batches=s.micro_batches, recompute=s.recompute)
 
 
 def _trainer(config: Config, cost: CostConfig, replica: TrainLayout) -> Iterator[str]:
@@ -104,7 +100,11 @@ def _trainer(config: Config, cost: CostConfig, replica: TrainLayout) -> Iterator
         fits = next((n for n in (2**i * devices for i in range(1, 8)) if _fits(config, cost, layout, n)), None)
     except LibraError:
         fits = None
-    mend = f"allocation.trainer = {fits} would fit" if fits else "lower trainer.micro_batch_tokens, or set simulation.recompute"
+    mend = (
+        f"allocation.trainer = {fits} would fit"
+        if fits
+        else "lower trainer.micro_batch_tokens, or set simulation.recompute"
+    )
     yield (
         f"allocation.trainer: got {devices} devices that need {memory.total_bytes / 1e9:.1f} GB each (optimiser state "
         f"{memory.state_bytes / 1e9:.1f}, activations {memory.activation_bytes / 1e9:.1f}, logits "

@@ -35,7 +35,9 @@ class _Open(Struct):
 def read_run(run_dir: Path) -> list[TraceTrajectory]:
     """Trajectories of the run in `run_dir`, by prompt and sample. Raises ConfigError, or JournalError for a broken journal."""
     if not (run_dir / DIRECTORY).is_dir():
-        raise ConfigError(str(run_dir), [f"holds no {DIRECTORY}/, expected the directory of a run, or a file of JSON lines"])
+        raise ConfigError(
+            str(run_dir), [f"holds no {DIRECTORY}/, expected the directory of a run, or a file of JSON lines"]
+        )
     reader = JournalReader(run_dir / DIRECTORY)
     try:
         core = Core(msgspec.json.decode(reader.head.config, type=Config))

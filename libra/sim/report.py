@@ -5,7 +5,6 @@ seconds by stage of every training trajectory, and when each batch's trajectorie
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -131,12 +130,12 @@ class Recorder:
         return (sum(ninety) / n, sum(last) / n) if n else (None, None)
 
     def _utilisation(self, machines: Sequence[Machine], rollout_s: float, run_s: float) -> dict[str, float]:
-        busy: Counter[str] = Counter()
+        busy = dict.fromkeys((b.name for b in self._plan.config.bucket), 0.0)
         buckets = self._plan.config.bucket
         names = [b.name for b in buckets for _ in range(b.engines)]
         for machine in machines:
             busy[names[machine.id]] += machine.cost.tp * (machine.decode_s + machine.prefill_s)
-        shares = {"rollout": busy.total() / (self._plan.rollout_devices * rollout_s) if rollout_s > 0 else 0.0}
+        shares = {"rollout": sum(busy.values()) / (self._plan.rollout_devices * rollout_s) if rollout_s > 0 else 0.0}
         for b in buckets:
             shares[b.name] = busy[b.name] / (b.engines * b.tp * rollout_s) if rollout_s > 0 else 0.0
         shares["trainer"] = self.trainer_busy_s / run_s if run_s > 0 else 0.0

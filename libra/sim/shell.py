@@ -40,12 +40,12 @@ class Episode:
     """A trajectory under way: the truth, and how far it has come."""
 
     __slots__ = (
-        "batch", "cmd", "context", "engine", "entered", "in_training", "kind", "left", "oldest", "prompt", "reserved", "sample", "sampled",
-        "stages", "told", "total", "turn", "turns", "truth",
+        "batch", "cmd", "context", "engine", "entered", "in_training", "kind", "left", "oldest", "prompt", "reserved",
+        "sample", "sampled", "stages", "told", "total", "truth", "turn", "turns",
     )  # fmt: skip
 
     def __init__(self, command: c.OpenTrajectory, truth: TraceTrajectory, batch: int, now: float) -> None:
-        self.kind = command.kind
+        self.kind: c.Kind = command.kind
         self.prompt = command.prompt
         self.sample = command.sample
         self.batch = batch
@@ -122,10 +122,10 @@ class Simulation:
                 machine, serial = item
                 if machine.serial == serial:
                     self._wake(machine)
-            elif isinstance(item, e.Event):
-                self._feed(item)
-            else:
+            elif callable(item):
                 item()
+            else:
+                self._feed(item)
         return self.report()
 
     def report(self) -> SimReport:
@@ -236,7 +236,9 @@ class Simulation:
     def _tell(self, episode: Episode) -> int:
         """The cap of the next turn, as the core is told it; at least 1 while there is something to sample."""
         source = self.plan.source
-        left = min(source.max_sampled_tokens - episode.total + episode.left, source.max_context_tokens - episode.context)
+        left = min(
+            source.max_sampled_tokens - episode.total + episode.left, source.max_context_tokens - episode.context
+        )
         episode.told = max(1, min(self.workload.turn_tokens, left))
         return episode.told
 
@@ -274,7 +276,9 @@ class Simulation:
         if episode.cmd:
             raise CoreError(f"{what}: it runs already, on engine {episode.engine}")
         if self._reserved[engine] > bucket.kv_tokens:
-            raise CoreError(f"{what}: {self._reserved[engine]} tokens are promised, there is room for {bucket.kv_tokens}")
+            raise CoreError(
+                f"{what}: {self._reserved[engine]} tokens are promised, there is room for {bucket.kv_tokens}"
+            )
         if self._running[engine] > bucket.max_batch:
             raise CoreError(f"{what}: {self._running[engine]} turns, expected at most {bucket.max_batch}")
         if machine.version < 0:

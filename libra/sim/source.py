@@ -98,7 +98,7 @@ class Generated:
             raise ConfigError(
                 "workload",
                 [
-                    f"env.max_context_tokens: got {self.max_context_tokens}, expected at most {room_tokens}, the KV room of the "
+                    f"env.max_context_tokens: got {self.max_context_tokens}, expected at most {room_tokens}, the room of the "
                     "roomiest engine; set it lower, or give a bucket a higher tp"
                 ],
             )

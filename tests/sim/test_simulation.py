@@ -154,7 +154,9 @@ def test_turns_that_outgrow_their_reservation_are_preempted_and_computed_again(t
 
 def test_a_turn_that_outgrows_its_engine_goes_on_where_there_is_room(tmp_path: Path) -> None:
     trace = write(tmp_path / "t.jsonl", *[(last(3000),)] * 2)
-    config = small(rollout__groups_per_batch=1, rollout__samples_per_group=2, env__trace=str(trace), env__turn_tokens=500)
+    config = small(
+        rollout__groups_per_batch=1, rollout__samples_per_group=2, env__trace=str(trace), env__turn_tokens=500
+    )
     tiny = msgspec.structs.replace(config.bucket[0], kv_tokens=2000, max_batch=1)
     config = msgspec.structs.replace(config, bucket=(tiny, config.bucket[1]))
     simulation, events, _ = watched(config)

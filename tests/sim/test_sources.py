@@ -57,7 +57,9 @@ def test_groups_with_too_few_samples_are_filled_up_from_others(tmp_path: Path) -
 
 def test_other_formats_are_known_by_their_first_line(tmp_path: Path) -> None:
     swe = tmp_path / "swe.jsonl"
-    swe.write_text('{"instance":"a","turns":[{"i":1,"in":100,"out":5,"tool_s":0.1},{"i":2,"in":140,"out":6,"tool_s":0.1}]}\n')
+    swe.write_text(
+        '{"instance":"a","turns":[{"i":1,"in":100,"out":5,"tool_s":0.1},{"i":2,"in":140,"out":6,"tool_s":0.1}]}\n'
+    )
     mooncake = tmp_path / "mooncake.jsonl"
     mooncake.write_text('{"timestamp":0,"input_length":600,"output_length":11,"hash_ids":[0,1]}\n')
     assert simulate(small(env__trace=str(swe))).tokens_sampled == 8 * 11
@@ -86,9 +88,11 @@ def test_a_trajectory_longer_than_any_engines_room_is_refused_with_what_would_fi
     trace = write(tmp_path / "t.jsonl", (last(40_000),), prompt=10_000)
     config = small(env__trace=str(trace))
     narrow = msgspec.structs.replace(config, bucket=config.bucket[:1])
-    with pytest.raises(ConfigError, match=r"engine's 42114 tokens; .* needs 50000: give an engine that room \(higher TP"):
+    with pytest.raises(
+        ConfigError, match=r"engine's 42114 tokens; .* needs 50000: give an engine that room \(higher TP"
+    ):
         plan(narrow)
-    with pytest.raises(ConfigError, match="env.max_context_tokens: got 131072, expected at most 42114"):
+    with pytest.raises(ConfigError, match=r"env\.max_context_tokens: got 131072, expected at most 42114"):
         plan(msgspec.structs.replace(small(), bucket=config.bucket[:1]))
 
 
@@ -98,8 +102,11 @@ def test_a_trajectory_longer_than_any_engines_room_is_refused_with_what_would_fi
         (["--bucket.0.kv_tokens=50000"], "bucket.0.kv_tokens: got 50000, expected at most 42114"),
         (["--bucket.0.tp=3"], "bucket.0.tp: TP 3 of qwen3-14b on a800-sxm4-80gb: expected a divisor of heads"),
         (["--cost.model=qwen3-30b-a3b"], "the 36.5 GB that the engine may use beside its workspace; TP 2 would fit"),
-        (["--cost.hardware=a900"], "cost.hardware on the command line: got 'a900', expected a path ending in .toml or one of"),
-        (["--cost.hardware.flops=-1"], "cost.hardware.flops on the command line: got -1, expected a number above 0"),
+        (
+            ["--cost.hardware=a900"],
+            "cost.hardware on the command line: got 'a900', expected a path ending in .toml or one of",
+        ),
+        (["--cost.hardware.flops=-1"], "cost.hardware.flops on the command line: got '-1', expected a number above 0"),
         (["--cost.model.heads=41"], "cost.model.kv_heads: got 8, expected a divisor of heads = 41"),
         (["--simulation.train=true"], "allocation.trainer = 4 would fit"),
         (["--simulation.train=true", "--simulation.tp=2"], "expected a divisor of devices = 1"),
