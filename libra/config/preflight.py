@@ -20,16 +20,20 @@ MIN_BEATS = 3
 """Heartbeats that fit into `lost_s` at least, so that one late beat costs no rank."""
 
 
-def check(config: Config, world_size: int | None = None, *, source: str = "CONFIG", machine: bool = True) -> None:
+def check(
+    config: Config, world_size: int | None = None, *, source: str = "CONFIG", machine: bool = True, live: bool = True
+) -> None:
     """Raises PreflightError with every problem.
 
     `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
-    out what depends on this machine (disk, loopback).
+    out what depends on this machine (disk, loopback), `live=False` what a simulation may do and a live run may not.
     """
-    problems = [*_ranks(config, world_size, source), *lag_problems(config), *bucket_problems(config)]
-    problems += [*_live(config), *_batches(config), *_deadlines(config)]
+    problems = [*_ranks(config, world_size, source), *_lag(config), *_names(config)]
+    if live:
+        problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
         problems += [*_engines(config), *_shapes(config), *_env(config)]
+    problems += [*_batches(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback()]
     if problems:
@@ -46,7 +50,7 @@ def _ranks(config: Config, world_size: int | None, source: str) -> Iterator[str]
         )
 
 
-def lag_problems(config: Config) -> Iterator[str]:
+def _lag(config: Config) -> Iterator[str]:
     """A capacity of zero would be a silent deadlock: slots are reserved for batches done .. done + L."""
     mode, lag = config.run.mode, config.max_lag
     lowest, highest = {"sync": (0, 0), "one-step-off": (1, 1), "async": (1, None)}[mode]
@@ -63,7 +67,7 @@ def lag_problems(config: Config) -> Iterator[str]:
         )
 
 
-def bucket_problems(config: Config) -> Iterator[str]:
+def _names(config: Config) -> Iterator[str]:
     names = [b.name for b in config.bucket]
     for i, bucket in enumerate(config.bucket):
         if bucket.name in names[:i]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct, structs
 
-from libra.config.preflight import bucket_problems, lag_problems
+from libra.config import preflight
 from libra.config.schema import BucketConfig, Config, CostConfig, WorkloadConfig
 from libra.core.cost import EngineCost
 from libra.core.cost.move import publication_s
@@ -49,7 +49,11 @@ def plan(config: Config) -> Plan:
         raise PreflightError([NO_WORKLOAD.format(got=config.env.__struct_config__.tag)])
     if config.cost is None:
         raise PreflightError([NO_COST])
-    problems = [*lag_problems(config), *bucket_problems(config)]
+    problems: list[str] = []
+    try:
+        preflight.check(config, machine=False, live=False)
+    except PreflightError as e:
+        problems += e.problems
     costs: list[EngineCost] = []
     buckets: list[BucketConfig] = []
     for i, bucket in enumerate(config.bucket):

@@ -10,6 +10,7 @@ everything that passes, in order: a journal, say.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 
 from libra.config.schema import Config
@@ -269,7 +270,8 @@ class Simulation:
     def _reserve(self, command: c.Generate, episode: Episode, machine: Machine) -> None:
         engine = command.engine
         bucket = self.config.bucket[self._buckets[engine]]
-        episode.reserved = episode.context + command.max_new_tokens
+        share = getattr(self.config.scheduler, "reserve_share", 1.0)
+        episode.reserved = episode.context + math.ceil(share * command.max_new_tokens)
         self._reserved[engine] += episode.reserved
         self._running[engine] += 1
         what = f"turn {command.seq} of trajectory {command.traj} on engine {engine}"
