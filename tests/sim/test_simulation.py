@@ -107,6 +107,7 @@ def test_no_run_breaks_the_lag_or_the_room(mode, lag, seed, kind, over, turn_tok
     assert report.ok
     assert report.trajectories == 32
     assert report.lag_max is None or report.lag_max <= config.max_lag
+    assert report.makespan_s >= report.bound_s * (1 - 1e-9)
     if over == "continue":
         assert report.kv_preemptions == 0
 
