@@ -179,7 +179,7 @@ def test_publication_swaps_weights_between_steps_and_prefixes_of_old_ones_are_lo
 
 
 def test_training_takes_its_time_and_a_batch_alone_takes_none() -> None:
-    trained, alone = (simulate(small(run__steps=2, allocation__trainer=16, simulation__train=t)) for t in (True, False))
+    trained, alone = (simulate(small(run__steps=2, allocation__trainer=8, simulation__train=t)) for t in (True, False))
     assert trained.trainer_busy_s > 0 == alone.trainer_busy_s
     assert trained.seconds > alone.seconds
     assert trained.stage_s["training"] > 0
