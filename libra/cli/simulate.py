@@ -1,5 +1,6 @@
 """`libra simulate`: a configuration in virtual time, as a table for people or one JSON object for programs."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,18 +11,22 @@ from libra.cli.arguments import Simulate
 from libra.config import Config, load
 from libra.config.schema import WorkloadConfig
 from libra.sim.plan import plan
+from libra.sim.plots import Plotter
 from libra.sim.report import SimReport
 from libra.sim.shell import Simulation
 
 
 def simulate(args: Simulate) -> int:
     """Exit code 0, or 1 where the simulated run itself failed."""
-    simulation = Simulation(plan(simulated(args.config, args.all_overrides(), args.trace)))
-    report = simulation.run()
+    prepared = plan(simulated(args.config, args.all_overrides(), args.trace))
+    plotter = Plotter(prepared.config) if args.plots else None
+    report = Simulation(prepared, plotter.watch if plotter else None).run()
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
         print("\n".join(lines(report)))
+    for path in plotter.draw(Path(args.plots)) if plotter and args.plots else ():
+        print(f"drawn: {path}", file=sys.stderr)
     return 0 if report.ok else 1
 
 

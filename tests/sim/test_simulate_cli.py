@@ -43,6 +43,12 @@ def test_people_read_a_table_and_programs_json(capsys):
     assert json.loads(capsys.readouterr().out)["trajectories"] == 4
 
 
+def test_pictures_are_drawn_on_request(tmp_path, capsys):
+    assert main(["simulate", BATCH, *SMALL, "--plots", str(tmp_path / "p"), "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+    assert sorted(p.name for p in (tmp_path / "p").iterdir()) == ["engines.png", "residuals.png"]
+
+
 @pytest.mark.process
 def test_compare_gives_paired_ratios_with_their_spread(capsys):
     words = ["compare", BATCH, *SMALL, "--policies", "least_loaded", "--seeds", "2"]
