@@ -78,20 +78,85 @@ class Replay:
     """Compare with the journalled commands, and fail where they differ."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Simulate:
+    """Run a configuration in virtual time: the same decisions, machines as fast as the cost model says."""
+
+    config: _Config
+    """The TOML file; its [env] is a workload, unless --trace gives one."""
+    policy: Annotated[str | None, arg(metavar="P")] = None
+    """Scheduling policy, for scheduler.policy."""
+    mode: Annotated[str | None, arg(metavar="M")] = None
+    """async, one-step-off or sync, for run.mode."""
+    steps: Annotated[int | None, arg(metavar="N")] = None
+    """Batches, for run.steps."""
+    seed: Annotated[int | None, arg(metavar="S")] = None
+    """Seed of the workload, for run.seed."""
+    trace: Annotated[str | None, arg(metavar="FILE")] = None
+    """Trajectories to simulate instead: a file of JSON lines, or a run's directory (what its journal tells)."""
+    json: bool = False
+    """One JSON object, for programs."""
+    plots: Annotated[str | None, arg(metavar="DIR")] = None
+    """Draw the engines over time and the residual lengths into this directory."""
+    overrides: Suppress[tuple[str, ...]] = ()
+
+    def all_overrides(self) -> tuple[str, ...]:
+        """The overrides with the short options among them, last so that they win."""
+        short = {"scheduler.policy": self.policy, "run.mode": self.mode, "run.steps": self.steps, "run.seed": self.seed}
+        return (*self.overrides, *(f"--{key}={value}" for key, value in short.items() if value is not None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """Simulate several policies on the same seeds, and print ratios against one of them."""
+
+    config: _Config
+    """The TOML file, as for simulate."""
+    policies: Annotated[str, arg(metavar="A,B,C")]
+    """Scheduling policies, separated by commas."""
+    seeds: Annotated[int, arg(metavar="N")] = 5
+    """Seeds 0 to N - 1; every policy gets every one."""
+    control: Annotated[str | None, arg(metavar="P")] = None
+    """What the others are measured against; the first of the policies by default."""
+    mode: Annotated[str | None, arg(metavar="M")] = None
+    """async, one-step-off or sync, for run.mode."""
+    steps: Annotated[int | None, arg(metavar="N")] = None
+    """Batches, for run.steps."""
+    trace: Annotated[str | None, arg(metavar="FILE")] = None
+    """Trajectories to simulate instead, as for simulate."""
+    json: bool = False
+    """One JSON object, for programs."""
+    overrides: Suppress[tuple[str, ...]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Print a figure of the cost model: libra cost decode|prefill|train|move|memory --help."""
+
+    words: Positional[tuple[str, ...]] = ()
+    """The question and its options."""
+
+
 _Command = (
     Annotated[Run, subcommand("run")]
     | Annotated[List, subcommand("list")]
     | Annotated[Stop, subcommand("stop")]
     | Annotated[Replay, subcommand("replay")]
+    | Annotated[Simulate, subcommand("simulate")]
+    | Annotated[Compare, subcommand("compare")]
+    | Annotated[Cost, subcommand("cost")]
 )
+_WITH_OVERRIDES = ("run", "simulate", "compare")
 _STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
 
 
-def parse(argv: Sequence[str]) -> Run | List | Stop | Replay:
+def parse(argv: Sequence[str]) -> Run | List | Stop | Replay | Simulate | Compare | Cost:
     """The subcommand of `libra ...`. Exits with 0 after --help and with 2 where the words do not fit."""
-    words, overrides = split_overrides(argv) if argv[:1] == ["run"] else (list(argv), ())
+    if argv[:1] == ["cost"]:  # has a parser of its own: it asks for many figures
+        return Cost(tuple(argv[1:]))
+    words, overrides = split_overrides(argv) if argv[0] in _WITH_OVERRIDES else (list(argv), ())
     command = tyro.cli(_Command, prog="libra", description=DESCRIPTION, args=words, config=_STYLE)  # type: ignore[arg-type]
-    return dataclasses.replace(command, overrides=overrides) if isinstance(command, Run) else command
+    return dataclasses.replace(command, overrides=overrides) if overrides else command
 
 
 def parse_run(argv: Sequence[str], prog: str = "libra.launch") -> Run:

@@ -48,3 +48,15 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli.replay import replay
 
             return replay(command)
+        case arguments.Simulate():
+            from libra.cli.simulate import simulate
+
+            return simulate(command)
+        case arguments.Compare():
+            from libra.cli.compare import compare
+
+            return compare(command)
+        case arguments.Cost():
+            from libra.cli import cost
+
+            return cost.main(command.words or ("--help",))

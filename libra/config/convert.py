@@ -98,7 +98,7 @@ class _Walk:
         info = inspect.type_info(kind)
         value = _read(raw, info) if isinstance(raw, Text) else raw
         try:
-            value = msgspec.convert(value, kind)
+            value = msgspec.convert(value, kind, str_keys=True)
         except msgspec.ValidationError:
             return self._wrong(path, raw, _words(info, raw))
         if isinstance(value, float) and not math.isfinite(value):
@@ -125,9 +125,10 @@ def _fields(cls: type[Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
 
 
 def _tables(kind: Any) -> list[type[Struct]]:
-    """The Structs that a field of this type may hold: itself, or the members of a union of Structs."""
+    """The Structs that a field of this type may hold: itself, or the members of a union of Structs (and None)."""
     members = typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
-    return list(members) if all(isinstance(m, type) and issubclass(m, Struct) for m in members) else []
+    members = [m for m in members if m is not types.NoneType]
+    return members if all(isinstance(m, type) and issubclass(m, Struct) for m in members) else []
 
 
 def _read(text: Text, info: inspect.Type) -> object:
@@ -169,6 +170,8 @@ def _words(info: inspect.Type, got: object = None) -> str:
             return "a whole number" + _range(info)
         case inspect.FloatType():
             return "a number" + _range(info)
+        case inspect.DictType():
+            return "a table of arrays"
         case inspect.StrType():
             return "a string" + (f" that matches {info.pattern}" if info.pattern else "")
         case _:

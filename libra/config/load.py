@@ -1,9 +1,10 @@
 """From a TOML file, its parts and the command line to one checked `Config`, and back.
 
     parts (`include`, in order)  <  the file  <  --section.key value
+    cost.hardware = "a800-sxm4-80gb"  is replaced by the table in configs/hardware/a800-sxm4-80gb.toml
 
 A later source wins key by key; arrays (`bucket`) are replaced whole. All faults of all sources are reported at once, before
-anything else is loaded. The resolved configuration includes nothing: `dump` writes it so that it stands alone.
+anything else is loaded. The resolved configuration includes and names no parts: `dump` writes it so that it stands alone.
 Called by `resolve` and by whoever opens a run directory.
 """
 
@@ -18,6 +19,7 @@ import tomli_w
 
 from libra.config import convert
 from libra.config.convert import COMMAND_LINE, Text, dotted
+from libra.config.parts import find_part, hardware_problems, model_problems
 from libra.config.schema import Config
 from libra.errors import ConfigError
 
@@ -36,7 +38,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     tree.pop("include", None)
     for keys, text in _pairs(overrides, problems):
         _override(tree, origins, keys, text, problems)
+        _name_parts(tree, origins, COMMAND_LINE, problems)
     config, faults = convert.convert(tree, origins, source)
+    if config is not None:
+        faults += _contradictions(config, origins, source)
     if problems or faults or config is None:
         raise ConfigError(source, problems + faults)
     return config
@@ -44,7 +49,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def dump(config: Config) -> str:
     """The configuration as TOML that loads back to an equal one. Values that are None are left out: None is their default."""
-    tables = msgspec.to_builtins(config)
+    tables = msgspec.to_builtins(config, str_keys=True)
     del tables["include"]
     return tomli_w.dumps(_without_none(tables))
 
@@ -66,6 +71,8 @@ def _read(path: Path, above: tuple[Path, ...], problems: list[str]) -> tuple[Tre
         below, below_origins = _read(path.parent / part, (*above, here), problems)
         _merge(tree, origins, below, below_origins, ())
     own_origins = dict.fromkeys(_leaves(own, ()), f"in {path}")
+    for kind in _name_parts(own, own_origins, f"in {path}", problems):
+        tree.get("cost", {}).pop(kind, None)  # another device is another device: nothing of the former one stays
     _merge(tree, origins, own, own_origins, ())
     return tree, origins
 
@@ -119,6 +126,35 @@ def _leaves(value: object, at: convert.Path) -> list[convert.Path]:
     if isinstance(value, list):
         return [at, *(leaf for i, v in enumerate(value) for leaf in _leaves(v, (*at, i)))]
     return [at]
+
+
+def _name_parts(tree: Tree, origins: Origins, source: str, problems: list[str]) -> list[str]:
+    """Put the tables of cost parts where their names stand, and tell which were named."""
+    cost = tree.get("cost")
+    if not isinstance(cost, dict):
+        return []
+    named = [kind for kind in ("hardware", "model") if isinstance(cost.get(kind), str)]
+    for kind in named:
+        name = str(cost[kind])
+        cost[kind] = {}
+        try:
+            path = find_part(kind, name)
+        except ConfigError as e:
+            problems += [f"cost.{kind} {origins.get(('cost', kind), source)}: {p}" for p in e.problems]
+            tree.pop("cost", None)  # one complaint is enough
+            return named
+        cost[kind] = _parse(path, problems)
+        origins.update(dict.fromkeys(_leaves({"cost": {kind: cost[kind]}}, ()), f"in {path}"))
+    return named
+
+
+def _contradictions(config: Config, origins: Origins, source: str) -> list[str]:
+    """What contradicts itself inside a part."""
+    if config.cost is None:
+        return []
+    lines = [("hardware", line) for line in hardware_problems(config.cost.hardware)]
+    lines += [("model", line) for line in model_problems(config.cost.model)]
+    return [f"cost.{kind}.{line} ({origins.get(('cost', kind, 'name'), f'in {source}')})" for kind, line in lines]
 
 
 # --- the command line

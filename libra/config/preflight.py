@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from libra.config.schema import Config
+from libra.config.schema import ONLY_SIMULATED, Config, WorkloadConfig
 from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
@@ -29,8 +29,12 @@ def check(
     `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
     out what depends on this machine (disk, loopback), `live=False` what a simulation may do and a live run may not.
     """
-    problems = [*_ranks(config, world_size, source), *_lag(config), *_engines(config), *_shapes(config)]
-    problems += [*_scheduler(config, live), *_batches(config), *_env(config), *_deadlines(config)]
+    problems = [*_ranks(config, world_size, source), *_lag(config), *_names(config)]
+    if live:
+        problems += _live(config)
+    if not isinstance(config.env, WorkloadConfig):
+        problems += [*_engines(config), *_shapes(config), *_env(config)]
+    problems += [*_scheduler(config, live), *_batches(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback()]
     if problems:
@@ -64,12 +68,30 @@ def _lag(config: Config) -> Iterator[str]:
         )
 
 
-def _engines(config: Config) -> Iterator[str]:
+def _names(config: Config) -> Iterator[str]:
     names = [b.name for b in config.bucket]
     for i, bucket in enumerate(config.bucket):
-        where = f"bucket.{i}"
         if bucket.name in names[:i]:
-            yield f"{where}.name: got '{bucket.name}' twice, expected a name of its own for each bucket"
+            yield f"bucket.{i}.name: got '{bucket.name}' twice, expected a name of its own for each bucket"
+
+
+def _live(config: Config) -> Iterator[str]:
+    """What only the simulator can do."""
+    if isinstance(config.env, WorkloadConfig):
+        yield ONLY_SIMULATED
+    for i, bucket in enumerate(config.bucket):
+        if bucket.engine == "emulated":
+            yield (
+                f'bucket.{i}.engine: got "emulated", expected "torch": emulated engines have no live role; '
+                f'use libra simulate, or engine = "torch"'
+            )
+        elif bucket.kv_tokens == 0:
+            yield f"bucket.{i}.kv_tokens: got 0, expected 1 or more: only emulated engines take it from the cost model"
+
+
+def _engines(config: Config) -> Iterator[str]:
+    for i, bucket in enumerate(config.bucket):
+        where = f"bucket.{i}"
         if bucket.engine == "torch" and bucket.tp != 1:
             yield (
                 f"{where}.tp: got {bucket.tp}, expected 1: the torch engine runs on one device; "
@@ -81,10 +103,10 @@ def _engines(config: Config) -> Iterator[str]:
                 f"{where}.tp: got {bucket.tp}, expected a divisor of model.heads = {config.model.heads} and "
                 f"model.kv_heads = {config.model.kv_heads}: {_either(legal)}"
             )
-        if bucket.kv_tokens < config.env.trajectory_tokens:
+        if bucket.kv_tokens < config.live_env.trajectory_tokens:
             yield (
                 f"{where}.kv_tokens: got {bucket.kv_tokens}, expected at least env.trajectory_tokens = "
-                f"{config.env.trajectory_tokens}: an engine must hold one whole trajectory"
+                f"{config.live_env.trajectory_tokens}: an engine must hold one whole trajectory"
             )
 
 
@@ -118,10 +140,10 @@ def _shapes(config: Config) -> Iterator[str]:
     if model.heads % model.kv_heads:
         legal = _either(_divisors(model.heads))
         yield f"model.kv_heads: got {model.kv_heads}, expected a divisor of model.heads = {model.heads}: {legal}"
-    if model.max_positions < config.env.trajectory_tokens:
+    if model.max_positions < config.live_env.trajectory_tokens:
         yield (
             f"model.max_positions: got {model.max_positions}, expected at least env.trajectory_tokens = "
-            f"{config.env.trajectory_tokens}"
+            f"{config.live_env.trajectory_tokens}"
         )
 
 
@@ -138,7 +160,7 @@ def _batches(config: Config) -> Iterator[str]:
 
 
 def _env(config: Config) -> Iterator[str]:
-    env = config.env
+    env = config.live_env
     if env.turn_tokens >= env.trajectory_tokens:
         yield (
             f"env.turn_tokens: got {env.turn_tokens}, expected less than env.trajectory_tokens = {env.trajectory_tokens}: "
@@ -158,9 +180,10 @@ def _deadlines(config: Config) -> Iterator[str]:
             f"deadline.lost_s: got {d.lost_s}, expected at least {MIN_BEATS} x deadline.heartbeat_s = "
             f"{MIN_BEATS * d.heartbeat_s}: a single late beat would cost a rank"
         )
-    if d.stalled_s <= config.env.tool.deadline_s:
+    env = config.env
+    if not isinstance(env, WorkloadConfig) and d.stalled_s <= env.tool.deadline_s:
         yield (
-            f"deadline.stalled_s: got {d.stalled_s}, expected more than env.tool.deadline_s = {config.env.tool.deadline_s}: "
+            f"deadline.stalled_s: got {d.stalled_s}, expected more than env.tool.deadline_s = {env.tool.deadline_s}: "
             f"a slow tool would pass for a stalled role"
         )
 

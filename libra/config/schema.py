@@ -10,6 +10,12 @@ from msgspec import Meta, Struct, field
 
 from libra.config.parts import HardwareConfig, ModelShape
 from libra.config.types import Fraction, Mode, Name, NatInt, NonNegFloat, PosFloat, PosInt
+from libra.errors import ConfigError
+
+ONLY_SIMULATED = (
+    'env.name: got "workload", expected "calculator": a workload has lengths but no tasks, so it can only be simulated; '
+    "use libra simulate"
+)
 
 
 class _Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,13 +60,14 @@ class BucketConfig(_Table, frozen=True):
     """Engines of one shape."""
 
     name: Name = "main"
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "emulated"] = "torch"
+    """torch: a compact decoder on one device. emulated: as long as the cost model says; for `libra simulate` only."""
     tp: PosInt = 1
     engines: PosInt = 1
     max_batch: PosInt = 128
     """Turns that decode at the same time on one engine."""
-    kv_tokens: PosInt = 65_536
-    """KV room of one engine, in tokens."""
+    kv_tokens: NatInt = 65_536
+    """KV room of one engine, in tokens. 0, for emulated engines: all that the cost model finds beside the weights."""
 
 
 class CausalityConfig(_Table, frozen=True):
@@ -161,7 +168,40 @@ class CalculatorConfig(_Table, frozen=True, tag_field="name", tag="calculator"):
     fault: ToolFault = ToolFault()
 
 
-EnvConfig = CalculatorConfig
+class WorkloadConfig(_Table, frozen=True, tag_field="name", tag="workload"):
+    """Recorded or made-up trajectories instead of an environment: lengths, signals and tool seconds. `libra simulate` only.
+
+    What is None is as `libra.workload.spec` has it for the kind.
+    """
+
+    kind: Literal["search", "repair", "math"] = "search"
+    informativeness: Fraction | None = None
+    """Correlation of payload sizes and errors with a trajectory's length; 0: the signals mean nothing."""
+    drift: PosFloat = 1.0
+    """Factor on sampled tokens at the end of the drift."""
+    drift_steps: PosInt = 100
+    """Batches until then."""
+    slow_share: Fraction | None = None
+    """Share of tool calls that take one to ten minutes."""
+    max_sampled_tokens: PosInt | None = None
+    """Of one trajectory, which ends there."""
+    max_context_tokens: PosInt | None = None
+    """Of one trajectory, which ends there."""
+    turn_tokens: PosInt = 4096
+    """Cap of one turn, as the scheduler is told it and reserves room for. See `over_cap` for turns that are longer."""
+    over_cap: Literal["overrun", "continue"] = "overrun"
+    """overrun: the engine samples on beyond the cap, pre-empting others when its room runs out; continue: the turn ends at
+    the cap and goes on as a further turn, after a tool return that observes nothing, so no room is ever exceeded."""
+    trace: str = ""
+    """A file of trajectories, or the directory of a run whose journal tells them, in place of `kind`. Groups with too few
+    samples are filled up with trajectories of others."""
+    shuffle: bool = True
+    """The seed draws the order of a trace's groups; else the file's. A run's journal always keeps its order."""
+
+
+LiveEnvConfig = CalculatorConfig
+"""Environments that a live run can have."""
+EnvConfig = LiveEnvConfig | WorkloadConfig
 
 
 class TrainerConfig(_Table, frozen=True):
@@ -231,6 +271,23 @@ class DeadlineConfig(_Table, frozen=True):
     """Restarts of one rank's engine role before the rank is given up."""
 
 
+class SimulationConfig(_Table, frozen=True):
+    """What only a simulation needs to be told; the live run has the real thing."""
+
+    train: bool = True
+    """False: optimiser steps take no time, as when one batch of rollouts is all that is of interest."""
+    tp: PosInt = 1
+    """Tensor-parallel degree of the trainer."""
+    pp: PosInt = 1
+    """Pipeline stages of the trainer."""
+    micro_batches: PosInt = 1
+    """Of one data-parallel replica in one round; they fill the pipeline."""
+    recompute: bool = True
+    """Activations are computed again in the backward pass."""
+    same_node: bool = False
+    """Weights are published inside a node, through host memory; else over the nodes' ports."""
+
+
 class Config(_Table, frozen=True):
     """A whole run."""
 
@@ -249,6 +306,14 @@ class Config(_Table, frozen=True):
     warm_start: WarmStartConfig = WarmStartConfig()
     eval: EvalConfig = EvalConfig()
     deadline: DeadlineConfig = DeadlineConfig()
+    simulation: SimulationConfig = SimulationConfig()
+
+    @property
+    def live_env(self) -> LiveEnvConfig:
+        """The environment of a live run. Raises ConfigError for a workload, which can only be simulated."""
+        if isinstance(self.env, WorkloadConfig):
+            raise ConfigError(self.run.name, [ONLY_SIMULATED])
+        return self.env
 
     @property
     def max_lag(self) -> int:

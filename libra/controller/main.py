@@ -56,7 +56,7 @@ class Controller:
         tally = Tally(config.run.name, config.run.mode, config.run.seed)
         journal = JournalWriter(run_dir / DIRECTORY, Head.of(config, meeting.incarnation))
         metrics = MetricsWriter(run_dir / METRICS_FILE)
-        world = environment(config.env)
+        world = environment(config.live_env)
         began = monotonic()
 
         def clock() -> float:

@@ -52,7 +52,7 @@ class Shell:
         self.clock = clock
         self.runtime = Runtime(self.core, journal, tally, self.carry_out, clock)
         self.episodes = Episodes(
-            environment, config.run.seed, config.env.tool.deadline_s, tasks, clock, self.runtime.post
+            environment, config.run.seed, config.live_env.tool.deadline_s, tasks, clock, self.runtime.post
         )
         self.monitor = Monitor(config.deadline, clock, self.runtime.post)
         self.finish: c.FinishRun | None = None

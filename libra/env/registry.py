@@ -1,10 +1,10 @@
 """From a configuration to its environment: the one place that knows all kinds. Called by controller, roles and doors."""
 
-from libra.config.schema import CalculatorConfig, EnvConfig
+from libra.config.schema import CalculatorConfig, LiveEnvConfig
 from libra.env.protocol import Environment, Vocabulary
 
 
-def environment(config: EnvConfig) -> Environment:
+def environment(config: LiveEnvConfig) -> Environment:
     """The environment of this configuration; starts nothing. ConfigError if its values contradict each other."""
     match config:
         case CalculatorConfig():
@@ -13,7 +13,7 @@ def environment(config: EnvConfig) -> Environment:
             return Calculator(config)
 
 
-def vocabulary(config: EnvConfig) -> Vocabulary:
+def vocabulary(config: LiveEnvConfig) -> Vocabulary:
     """Size, padding and stop ids of this configuration's tokens."""
     match config:
         case CalculatorConfig():

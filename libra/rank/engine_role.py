@@ -39,7 +39,7 @@ class EngineRole:
     def __init__(self, link: RoleLink) -> None:
         config, spec = link.config, link.spec
         bucket = config.bucket[spec.bucket]
-        words = vocabulary(config.env)
+        words = vocabulary(config.live_env)
         torch.set_num_threads(config.trainer.threads)
         self.link = link
         self.deadline_s = config.deadline.weights_s
@@ -50,7 +50,7 @@ class EngineRole:
             max_batch=bucket.max_batch,
             kv_tokens=bucket.kv_tokens,
             temperature=config.rollout.temperature,
-            max_context_tokens=config.env.trajectory_tokens,
+            max_context_tokens=config.live_env.trajectory_tokens,
             device=torch.device(spec.device),
         )
         self._installs: queue.Queue[m.Install] = queue.Queue(maxsize=1)

@@ -30,7 +30,7 @@ class TrainerRole:
         self.link = link
         self.config = link.config
         self.device = torch.device(link.spec.device)
-        self.world = environment(self.config.env)
+        self.world = environment(self.config.live_env)
         torch.set_num_threads(self.config.trainer.threads)
         preload(self.config.model)
         self.publisher = Publisher(token=link.spec.token, incarnation=link.spec.incarnation)

@@ -1,5 +1,6 @@
 """Loading: includes, overrides, all faults at once, and the way back to TOML."""
 
+import types
 import typing
 from pathlib import Path
 
@@ -9,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libra.config import Config, dump, load
-from libra.config.schema import BucketConfig
+from libra.config.schema import BucketConfig, CostConfig
 from libra.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
+SIMULATED = QUICKSTART.with_name("sim-batch.toml")
 
 
 def write(path: Path, text: str) -> Path:
@@ -129,7 +131,7 @@ def test_all_faults_of_all_tables_and_parts_come_at_once(tmp_path):
         ("trainer = 3", "trainer in {}: got 3, expected a table"),
         ("[bucket]\ntp = 1", "expected an array of tables ([[bucket]])"),
         ("bucket = []", "expected at least 1 entry"),
-        ("[env]\nname = 'calculater'", "expected 'calculator' (nearest: 'calculator')"),
+        ("[env]\nname = 'calculater'", "expected one of 'calculator', 'workload' (nearest: 'calculator')"),
         ("[env.tool]\ndeadline = 3", "did you mean env.tool.deadline_s?"),
         ("[trainer]\nlr = nan", "expected a number above 0"),
         ("[trainer]\nlr = inf", "and finite"),
@@ -180,6 +182,8 @@ def values_of(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     base = typing.get_args(kind)[0] if metas else kind
     bounds = {k: getattr(m, k) for m in metas for k in ("ge", "gt", "le", "lt") if getattr(m, k) is not None}
     origin, args = typing.get_origin(base), typing.get_args(base)
+    if CostConfig in (base, *args):  # parts must not contradict themselves
+        return st.sampled_from([None, load(SIMULATED).cost])
     if isinstance(base, type) and issubclass(base, msgspec.Struct):
         return st.builds(
             base, **{f.name: values_of(f.type) for f in msgspec.structs.fields(base) if f.name != "include"}
@@ -188,6 +192,8 @@ def values_of(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
         return st.lists(values_of(args[0]), min_size=1, max_size=3).map(tuple)
     if origin is typing.Literal:
         return st.sampled_from(args)
+    if origin is types.UnionType and type(None) not in args:
+        return st.one_of(*(values_of(a) for a in args))
     if type(None) in args:
         return st.none() | st.one_of(*(values_of(a) for a in args if a is not type(None)))
     if base is int:

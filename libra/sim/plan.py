@@ -1,0 +1,137 @@
+"""What a simulation runs: a configuration checked against the cost model and completed from it.
+
+Everything that could not be simulated is refused here, all faults at once, before the first event: parts that are missing,
+engines that cannot exist, KV room beyond what the device has, a workload longer than any engine's room, a trainer that
+does not fit, weights that arrive after their deadline. Nothing is clamped.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct, structs
+
+from libra.config import preflight
+from libra.config.schema import BucketConfig, Config, CostConfig, WorkloadConfig
+from libra.core.cost import EngineCost
+from libra.core.cost.move import publication_s
+from libra.core.cost.training import TrainLayout, layout_problems, train_memory
+from libra.errors import LibraError, PreflightError
+from libra.sim.source import Source, open_source
+
+NO_COST = (
+    'cost: missing, expected [cost] with hardware = "a800-sxm4-80gb" and model = "qwen3-14b" (parts in configs/hardware and '
+    "configs/model): a simulation takes its seconds from there"
+)
+NO_WORKLOAD = 'env.name: got "{got}", expected "workload" (or --trace FILE): an environment has no lengths of its own'
+
+
+class Plan(Struct, frozen=True):
+    """`config` has the KV room of every bucket filled in: what the core is built from and what a journal's head holds."""
+
+    config: Config
+    cost: CostConfig
+    workload: WorkloadConfig
+    engines: tuple[EngineCost, ...]
+    """Of each bucket."""
+    install_s: tuple[float, ...]
+    """Of each bucket: seconds from the order to fetch weights until they are there, all engines fetching at once."""
+    replica: TrainLayout
+    """One data-parallel replica of the trainer: what works on one slot group of a round."""
+    source: Source
+
+    @property
+    def rollout_devices(self) -> int:
+        return self.config.devices - self.config.allocation.trainer
+
+
+def plan(config: Config) -> Plan:
+    """Raises PreflightError or ConfigError with everything that is wrong."""
+    if not isinstance(config.env, WorkloadConfig):
+        raise PreflightError([NO_WORKLOAD.format(got=config.env.__struct_config__.tag)])
+    if config.cost is None:
+        raise PreflightError([NO_COST])
+    problems: list[str] = []
+    try:
+        preflight.check(config, machine=False, live=False)
+    except PreflightError as e:
+        problems += e.problems
+    costs: list[EngineCost] = []
+    buckets: list[BucketConfig] = []
+    for i, bucket in enumerate(config.bucket):
+        try:
+            engine = next((c for c in costs if c.tp == bucket.tp), None)
+            engine = engine or EngineCost(config.cost.hardware, config.cost.model, bucket.tp)
+        except PreflightError as e:
+            problems += [f"bucket.{i}.tp: {p}" for p in e.problems]
+            continue
+        costs.append(engine)
+        if bucket.kv_tokens > engine.capacity_tokens:
+            problems.append(
+                f"bucket.{i}.kv_tokens: got {bucket.kv_tokens}, expected at most {engine.capacity_tokens}, what TP {bucket.tp} "
+                f"of {config.cost.model.name} on {config.cost.hardware.name} has beside the weights; 0 takes it all"
+            )
+        buckets.append(structs.replace(bucket, kv_tokens=bucket.kv_tokens or engine.capacity_tokens))
+    replica = _replica(config)
+    problems += _trainer(config, config.cost, replica)
+    if problems:
+        raise PreflightError(problems)
+    complete = structs.replace(config, bucket=tuple(buckets))
+    install_s = tuple(_install_s(complete, config.cost, b) for b in buckets)
+    problems += _deadlines(complete, install_s)
+    if problems:
+        raise PreflightError(problems)
+    source = open_source(complete, config.env)
+    source.require_room(max(b.kv_tokens for b in buckets))
+    return Plan(complete, config.cost, config.env, tuple(costs), install_s, replica, source)
+
+
+def _replica(config: Config) -> TrainLayout:
+    s = config.simulation
+    return TrainLayout(devices=s.tp * s.pp, tp=s.tp, pp=s.pp, micro_batches=s.micro_batches, recompute=s.recompute)
+
+
+def _trainer(config: Config, cost: CostConfig, replica: TrainLayout) -> Iterator[str]:
+    if not config.simulation.train:
+        return
+    devices = config.allocation.trainer
+    layout = structs.replace(replica, devices=devices)
+    if wrong := layout_problems(cost.hardware, cost.model, layout):
+        yield from (f"simulation: {w}" for w in wrong)
+        return
+    memory = train_memory(cost.hardware, cost.model, layout, config.trainer.micro_batch_tokens)
+    if memory.fits:
+        return
+    try:
+        fits = next((n for n in (2**i * devices for i in range(1, 8)) if _fits(config, cost, layout, n)), None)
+    except LibraError:
+        fits = None
+    mend = (
+        f"allocation.trainer = {fits} would fit"
+        if fits
+        else "lower trainer.micro_batch_tokens, or set simulation.recompute"
+    )
+    yield (
+        f"allocation.trainer: got {devices} devices that need {memory.total_bytes / 1e9:.1f} GB each (optimiser state "
+        f"{memory.state_bytes / 1e9:.1f}, activations {memory.activation_bytes / 1e9:.1f}, logits "
+        f"{memory.logit_bytes / 1e9:.1f}), expected at most {memory.device_bytes / 1e9:.1f} GB; {mend}"
+    )
+
+
+def _fits(config: Config, cost: CostConfig, layout: TrainLayout, devices: int) -> bool:
+    wider = structs.replace(layout, devices=devices)
+    return train_memory(cost.hardware, cost.model, wider, config.trainer.micro_batch_tokens).fits
+
+
+def _install_s(config: Config, cost: CostConfig, bucket: BucketConfig) -> float:
+    engines = sum(b.engines for b in config.bucket)
+    same_node = config.simulation.same_node
+    return publication_s(cost.hardware, cost.model, config.allocation.trainer, engines, bucket.tp, same_node)
+
+
+def _deadlines(config: Config, install_s: tuple[float, ...]) -> Iterator[str]:
+    slowest = max(install_s)
+    if config.run.steps > 1 and slowest >= config.deadline.weights_s:
+        yield (
+            f"deadline.weights_s: got {config.deadline.weights_s:g}, expected more than {slowest:.1f}: so long do "
+            f"{sum(b.engines for b in config.bucket)} engines take to fetch weights from {config.allocation.trainer} "
+            "trainers at once; every engine would be replaced"
+        )

@@ -1,0 +1,142 @@
+"""What a simulation came to: everything that `summary.json` says of a live run, and what only virtual time can tell exactly.
+
+The summary's part is the telemetry's own tally over the same events and commands. The rest is added by the shell as it goes:
+seconds by stage of every training trajectory, and when each batch's trajectories ended.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from libra.sim.bound import Bound
+from libra.sim.machine import Machine
+from libra.telemetry.summary import Summary, Tally
+
+if TYPE_CHECKING:
+    from libra.sim.plan import Plan
+
+STAGES = ("waiting", "engine_queue", "prefill", "decode", "tool", "ready", "training")
+LAST_SHARE = 0.1
+"""The slowest tenth of a batch is its tail."""
+
+
+class SimReport(Summary, frozen=True, kw_only=True):
+    """Seconds are virtual. Figures of a batch are means over the batches whose trajectories have all ended."""
+
+    policy: str
+    workload: str
+    devices: int
+    rollout_devices: int
+    makespan_s: float
+    """From the first turn's order to the last end of a training trajectory."""
+    time_to_90_s: float | None
+    """Of a batch: from its first trajectory's opening until nine tenths have ended."""
+    last_finished_s: float | None
+    """Of a batch: until all have ended."""
+    tail_share: float | None
+    """Of a batch's time: what its slowest tenth takes alone, 1 - time_to_90_s / last_finished_s."""
+    stage_s: dict[str, float]
+    """Mean seconds of an ended training trajectory by stage: waiting for a place, queue on the engine, prefill, decode (with
+    the prefills of others in between), tool, ready (ended, its batch is not trained yet), training."""
+    trainer_busy_s: float
+    trainer_idle_s: float
+    utilisation: dict[str, float]
+    """Share of device time: `rollout` and each bucket while turns were under way, `trainer` over the whole run."""
+    turns: int
+    """Turns placed, cut ones counted again."""
+    kv_preemptions: int
+    recomputed_tokens: int
+    """Prefilled again after a pre-emption."""
+    reused_tokens: int
+    """Not prefilled again, thanks to the prefix cache."""
+    work_bound_s: float
+    """All work shared freely among all engines; see `libra.sim.bound`."""
+    longest_alone_s: float
+    bound_s: float
+    makespan_over_bound: float
+
+
+class Recorder:
+    """Collects what the tally cannot see."""
+
+    def __init__(self, plan: "Plan") -> None:
+        config = plan.config
+        self.tally = Tally(config.run.name, config.run.mode, config.run.seed)
+        self.bound = Bound(plan.cost, plan.engines, config.bucket)
+        self.stage_s = dict.fromkeys(STAGES, 0.0)
+        self.ended = 0
+        self.turns = 0
+        self.trainer_busy_s = 0.0
+        self.first_turn_s = math.inf
+        self.last_end_s = self.last_turn_s = 0.0
+        self._plan = plan
+        self._opened: dict[int, float] = {}
+        self._ends: dict[int, list[float]] = {}
+
+    def opened(self, batch: int, now: float) -> None:
+        self._opened.setdefault(batch, now)
+
+    def finished(self, batch: int, now: float, stages: Sequence[float]) -> None:
+        """A training trajectory has ended; `stages` are its seconds of the first five stages."""
+        self._ends.setdefault(batch, []).append(now)
+        self.ended += 1
+        self.last_end_s = now
+        for name, seconds in zip(STAGES, stages, strict=False):
+            self.stage_s[name] += seconds
+
+    def report(self, machines: Sequence[Machine], now: float) -> SimReport:
+        config = self._plan.config
+        start = min(self.first_turn_s, self.last_end_s)
+        makespan_s = self.last_end_s - start
+        ninety, last = self._batch_times()
+        work_s = self.bound.work_s()
+        bound_s = max(work_s, self.bound.longest_s)
+        return SimReport(
+            **msgspec.structs.asdict(self.tally.summary()),
+            policy=config.scheduler.policy,
+            workload=self._plan.workload.trace or self._plan.workload.kind,
+            devices=config.devices,
+            rollout_devices=self._plan.rollout_devices,
+            makespan_s=makespan_s,
+            time_to_90_s=ninety,
+            last_finished_s=last,
+            tail_share=1.0 - ninety / last if ninety is not None and last else None,
+            stage_s={name: seconds / max(1, self.ended) for name, seconds in self.stage_s.items()},
+            trainer_busy_s=self.trainer_busy_s,
+            trainer_idle_s=now - self.trainer_busy_s,
+            utilisation=self._utilisation(machines, self.last_turn_s - start, now),
+            turns=self.turns,
+            kv_preemptions=sum(m.preemptions for m in machines),
+            recomputed_tokens=sum(m.recomputed_tokens for m in machines),
+            reused_tokens=sum(m.reused_tokens for m in machines),
+            work_bound_s=work_s,
+            longest_alone_s=self.bound.longest_s,
+            bound_s=bound_s,
+            makespan_over_bound=makespan_s / bound_s if bound_s else 0.0,
+        )
+
+    def _batch_times(self) -> tuple[float | None, float | None]:
+        config = self._plan.config.rollout
+        whole = config.groups_per_batch * config.samples_per_group
+        ninety: list[float] = []
+        last: list[float] = []
+        for batch, ends in self._ends.items():
+            if len(ends) == whole:
+                ninety.append(ends[math.ceil((1 - LAST_SHARE) * whole) - 1] - self._opened[batch])
+                last.append(ends[-1] - self._opened[batch])
+        n = len(last)
+        return (sum(ninety) / n, sum(last) / n) if n else (None, None)
+
+    def _utilisation(self, machines: Sequence[Machine], rollout_s: float, run_s: float) -> dict[str, float]:
+        busy = dict.fromkeys((b.name for b in self._plan.config.bucket), 0.0)
+        buckets = self._plan.config.bucket
+        names = [b.name for b in buckets for _ in range(b.engines)]
+        for machine in machines:
+            busy[names[machine.id]] += machine.cost.tp * (machine.decode_s + machine.prefill_s)
+        shares = {"rollout": sum(busy.values()) / (self._plan.rollout_devices * rollout_s) if rollout_s > 0 else 0.0}
+        for b in buckets:
+            shares[b.name] = busy[b.name] / (b.engines * b.tp * rollout_s) if rollout_s > 0 else 0.0
+        shares["trainer"] = self.trainer_busy_s / run_s if run_s > 0 else 0.0
+        return shares

@@ -1,0 +1,415 @@
+"""The virtual shell: carries out the core's commands in virtual time and answers them as the live shell does.
+
+    heap ──(earliest)──> an event ──> core ──> commands ──> carry_out ──> machines, tools, trainer ──> heap
+                         an engine's appointment ──> settle ──> events ──> core ... ──> proceed
+
+One at a time, to the end, before the next. No randomness and no clock: everything that is drawn comes from the plan's source.
+What must hold in any run is checked on the way and is a CoreError: KV room and batch as reserved, no trajectory in two
+places, no turn on an engine without weights, no token that trains older than the lag allows. `watch(event, commands)` sees
+everything that passes, in order: a journal, say.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+
+from libra.config.schema import Config
+from libra.core import commands as c
+from libra.core import events as e
+from libra.core.coordinator import Core
+from libra.core.cost.training import TokenLoad, train_step
+from libra.errors import CoreError
+from libra.sim.machine import NEVER, Machine, Row
+from libra.sim.plan import Plan, plan
+from libra.sim.report import Recorder, SimReport
+from libra.sim.source import reward
+from libra.workload.trace import TraceTrajectory
+
+CONTINUE = "continue"
+"""Tool name of the return that lets a turn go on which was ended before it was over."""
+Oracle = Callable[[int], int]
+"""Trajectory -> tokens that it will still sample."""
+Watch = Callable[[e.AnyEvent, Sequence[c.Command]], None]
+
+
+def make_core(config: Config, oracle: Oracle) -> Core:
+    """The live job's core."""
+    return Core(config)
+
+
+class Episode:
+    """A trajectory under way: the truth, and how far it has come."""
+
+    __slots__ = (
+        "batch", "cmd", "context", "engine", "entered", "in_training", "kind", "left", "oldest", "prompt", "reserved",
+        "sample", "sampled", "stages", "told", "total", "truth", "turn", "turns",
+    )  # fmt: skip
+
+    def __init__(self, command: c.OpenTrajectory, truth: TraceTrajectory, batch: int, now: float) -> None:
+        self.kind: c.Kind = command.kind
+        self.prompt = command.prompt
+        self.sample = command.sample
+        self.batch = batch
+        self.truth = truth
+        self.turns = truth.turns
+        self.turn = 0
+        self.sampled = 0
+        """Of the present turn."""
+        self.total = truth.sampled_tokens
+        self.left = self.total
+        """To sample, of the whole trajectory."""
+        self.context = truth.prompt_tokens
+        self.told = 0
+        """What the core believes that the turn may still sample."""
+        self.cmd = 0
+        """The running `Generate`; 0 when there is none."""
+        self.engine = -1
+        """Where it runs or ran last."""
+        self.reserved = 0
+        self.oldest = -1
+        self.entered = now
+        """When it entered its present stage."""
+        self.in_training = False
+        self.stages = [0.0] * 5
+        """Seconds so far, of the first five of `STAGES`."""
+
+
+class Simulation:
+    """One run of a plan. `run` to the end; `report` afterwards."""
+
+    def __init__(
+        self,
+        prepared: Plan,
+        watch: Watch | None = None,
+        make_core: Callable[[Config, Oracle], Core] = make_core,
+    ) -> None:
+        config = prepared.config
+        self.plan = prepared
+        self.config = config
+        self.workload = prepared.workload
+        self.core = make_core(config, self.still_to_sample)
+        self.recorder = Recorder(prepared)
+        self.now = 0.0
+        self.finish: c.FinishRun | None = None
+        self.events = 0
+        self._watch = watch
+        self._heap: list[tuple[float, int, e.AnyEvent | tuple[Machine, int] | Callable[[], None]]] = []
+        self._n = 0
+        self._episodes: dict[int, Episode] = {}
+        self._buckets = [i for i, b in enumerate(config.bucket) for _ in range(b.engines)]
+        self._machines = [self._machine(i) for i in range(len(self._buckets))]
+        self._gone: list[Machine] = []
+        """Machines of engines that were replaced."""
+        self._reserved = [0] * len(self._machines)
+        self._running = [0] * len(self._machines)
+        self._starts: dict[int, int] = {}
+        self._trainer_free_s = 0.0
+
+    def still_to_sample(self, traj: int) -> int:
+        """The truth, for the policy that is allowed to know it."""
+        return self._episodes[traj].left
+
+    def run(self) -> SimReport:
+        """Raises CoreError where the core breaks a promise or the run stands still."""
+        self._at(0.0, e.RunStarted(0.0))
+        for rank in range(1, self.config.devices + 1):
+            self._at(0.0, e.RankJoined(0.0, rank, "simulated", "emulated"))
+        heap, pop = self._heap, heapq.heappop
+        while self.finish is None:
+            if not heap:
+                raise CoreError(f"the run stands still at {self.now:.3f} s: {self.core.rollout.stages()}")
+            self.now, _, item = pop(heap)
+            if isinstance(item, tuple):
+                machine, serial = item
+                if machine.serial == serial:
+                    self._wake(machine)
+            elif callable(item):
+                item()
+            else:
+                self._feed(item)
+        return self.report()
+
+    def report(self) -> SimReport:
+        return self.recorder.report([*self._gone, *self._machines], self.now)
+
+    # --- the heap
+
+    def _at(self, t: float, item: e.AnyEvent | tuple[Machine, int] | Callable[[], None]) -> None:
+        self._n += 1
+        heapq.heappush(self._heap, (t, self._n, item))
+
+    def _feed(self, event: e.AnyEvent) -> None:
+        """One event through the core, and everything that the core makes of it."""
+        if self.finish is not None:
+            return
+        self.events += 1
+        if isinstance(event, e.TurnReady | e.ToolReturned):
+            self._enter(event.traj)
+        elif isinstance(event, e.EpisodeEnded):
+            self._ended(event)
+        commands = self.core.handle(event)
+        tally = self.recorder.tally
+        tally.event(event)
+        for command in commands:
+            tally.command(command)
+        if self._watch is not None:
+            self._watch(event, commands)
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: c.Command) -> None:
+        match command:
+            case c.Generate():
+                self._generate(command)
+            case c.Act():
+                self._act(command)
+            case c.OpenTrajectory():
+                self._open(command)
+            case c.Discard(trajs=trajs):
+                for traj in trajs:
+                    self._discard(traj)
+            case c.SetTimer(seq=seq, at=at):
+                self._at(at, e.TimerFired(at, seq))
+            case c.Round():
+                self._round(command)
+            case c.CloseStep():
+                self._close(command)
+            case c.InstallWeights():
+                self._install(command)
+            case c.StartRole():
+                self._start(command)
+            case c.StopRole(rank=rank, start=start, reason=reason):
+                self._at(self.now, e.RoleExited(self.now, rank, start, -9, reason))
+            case c.FormGroup(seq=seq, members=members):
+                for rank in members:
+                    self._at(self.now, e.GroupFormed(self.now, seq, rank))
+            case c.WarmStart(seq=seq, ranks=ranks):
+                for rank in ranks:
+                    self._at(self.now, e.WarmStarted(self.now, seq, rank, True, 0.0, 0.0))
+                    self._at(self.now, e.WeightsHeld(self.now, rank, 0))
+            case c.FinishRun():
+                self.finish = command
+            case c.OpenStep() | c.Report() | c.BatchConsumed() | c.Evaluated():
+                pass
+            case _:
+                raise TypeError(f"no way to carry out {type(command).__name__}")
+
+    # --- roles and weights
+
+    def _machine(self, engine: int) -> Machine:
+        bucket = self._buckets[engine]
+        return Machine(engine, self.plan.engines[bucket], self.config.bucket[bucket].kv_tokens)
+
+    def _start(self, command: c.StartRole) -> None:
+        if command.rank in self._starts and command.engine >= 0:  # a replaced engine: what it held is gone
+            engine = command.engine
+            self._gone.append(self._machines[engine])
+            self._machines[engine] = self._machine(engine)
+            self._reserved[engine] = self._running[engine] = 0
+            for episode in self._episodes.values():
+                if episode.engine == engine:
+                    episode.engine, episode.cmd = -1, 0
+        self._starts[command.rank] = command.seq
+        self._at(self.now, e.RoleReady(self.now, command.seq, command.rank))
+
+    def _install(self, command: c.InstallWeights) -> None:
+        seconds = self.plan.install_s[self._buckets[command.engine]] if command.version else 0.0
+        machine = self._machines[command.engine]
+
+        def arrived() -> None:
+            machine.swap(command.seq, command.version, seconds, self.now)
+            self._appointment(machine)
+
+        self._at(self.now + seconds, arrived)
+
+    # --- trajectories
+
+    def _open(self, command: c.OpenTrajectory) -> None:
+        batch = command.prompt // self.config.rollout.groups_per_batch if command.kind == "train" else 0
+        truth = self.plan.source.trajectory(command.kind, command.prompt, command.sample, batch)
+        episode = self._episodes[command.traj] = Episode(command, truth, batch, self.now)
+        if command.kind == "train":
+            self.recorder.bound.add(truth)
+            self.recorder.opened(batch, self.now)
+        told = self._tell(episode)
+        self._at(self.now, e.TurnReady(self.now, command.seq, command.traj, episode.context, told))
+
+    def _tell(self, episode: Episode) -> int:
+        """The cap of the next turn, as the core is told it; at least 1 while there is something to sample."""
+        source = self.plan.source
+        left = min(
+            source.max_sampled_tokens - episode.total + episode.left, source.max_context_tokens - episode.context
+        )
+        episode.told = max(1, min(self.workload.turn_tokens, left))
+        return episode.told
+
+    def _enter(self, traj: int) -> None:
+        """It begins to wait for an engine: the tool is over."""
+        episode = self._episodes.get(traj)
+        if episode is not None:
+            episode.stages[4] += self.now - episode.entered
+            episode.entered = self.now
+
+    def _generate(self, command: c.Generate) -> None:
+        traj, engine, now = command.traj, command.engine, self.now
+        episode, machine = self._episodes[traj], self._machines[engine]
+        self._reserve(command, episode, machine)
+        if episode.engine not in (-1, engine):
+            self._machines[episode.engine].forget(traj)  # a trajectory that moves leaves no prefix behind
+        episode.stages[0] += now - episode.entered
+        episode.entered = now
+        episode.engine, episode.cmd = engine, command.seq
+        tokens = episode.turns[episode.turn].sampled_tokens - episode.sampled
+        if self.workload.over_cap == "continue" or command.max_new_tokens < episode.told:
+            tokens = min(tokens, command.max_new_tokens)
+        self.recorder.turns += 1
+        self.recorder.first_turn_s = min(self.recorder.first_turn_s, now)
+        machine.submit(Row(command.seq, traj, episode.context, tokens, now), now)
+        self._appointment(machine)
+
+    def _reserve(self, command: c.Generate, episode: Episode, machine: Machine) -> None:
+        engine = command.engine
+        bucket = self.config.bucket[self._buckets[engine]]
+        share = getattr(self.config.scheduler, "reserve_share", 1.0)
+        episode.reserved = episode.context + math.ceil(share * command.max_new_tokens)
+        self._reserved[engine] += episode.reserved
+        self._running[engine] += 1
+        what = f"turn {command.seq} of trajectory {command.traj} on engine {engine}"
+        if episode.cmd:
+            raise CoreError(f"{what}: it runs already, on engine {episode.engine}")
+        if self._reserved[engine] > bucket.kv_tokens:
+            raise CoreError(
+                f"{what}: {self._reserved[engine]} tokens are promised, there is room for {bucket.kv_tokens}"
+            )
+        if self._running[engine] > bucket.max_batch:
+            raise CoreError(f"{what}: {self._running[engine]} turns, expected at most {bucket.max_batch}")
+        if machine.version < 0:
+            raise CoreError(f"{what}: it has no weights yet")
+
+    def _release(self, episode: Episode) -> None:
+        self._reserved[episode.engine] -= episode.reserved
+        self._running[episode.engine] -= 1
+        episode.cmd = 0
+
+    def _appointment(self, machine: Machine) -> None:
+        """Keep the machine's newest appointment, if it has one that is not on the heap yet."""
+        if machine.until < NEVER and machine.appointed != machine.serial:
+            machine.appointed = machine.serial
+            self._at(machine.until, (machine, machine.serial))
+
+    def _wake(self, machine: Machine) -> None:
+        for row in machine.settle(self.now):
+            self._turn_over(machine, row)
+        if (install := machine.install) is not None:
+            cmd, version, seconds = install
+            machine.version, machine.install = version, None
+            self._feed(e.WeightsInstalled(self.now, cmd, machine.id, version, seconds))
+        machine.proceed(self.now)
+        self._appointment(machine)
+
+    def _turn_over(self, machine: Machine, row: Row) -> None:
+        episode = self._episodes.get(row.traj)
+        if episode is None or episode.cmd != row.cmd:
+            return
+        now, tokens = self.now, row.sampled
+        self._release(episode)
+        episode.sampled += tokens
+        episode.context += tokens
+        episode.left -= tokens
+        episode.told -= tokens
+        joined = row.joined if row.joined >= 0 else now
+        prefill_from = min(row.prefill_from, joined)
+        episode.stages[1] += prefill_from - row.submitted
+        episode.stages[2] += joined - prefill_from
+        episode.stages[3] += now - joined
+        episode.entered = now
+        if tokens and (episode.oldest < 0 or row.oldest < episode.oldest):
+            episode.oldest = row.oldest
+        finish: e.Finish = "stop"
+        if episode.sampled < episode.turns[episode.turn].sampled_tokens:
+            finish = "cut" if row.outgrown or episode.told > 0 else "length"
+        oldest, newest = (row.oldest, machine.version) if tokens else (-1, -1)
+        self.recorder.last_turn_s = now
+        self._feed(e.TurnGenerated(now, row.cmd, row.traj, machine.id, tokens, oldest, newest, finish))
+
+    def _act(self, command: c.Act) -> None:
+        episode, now, seq, traj = self._episodes[command.traj], self.now, command.seq, command.traj
+        episode.entered = now
+        turn = episode.turns[episode.turn]
+        if episode.sampled < turn.sampled_tokens:
+            told = self._tell(episode)
+            self._at(now, e.ToolReturned(now, seq, traj, CONTINUE, "ok", 0, 0.0, episode.context, told))
+            return
+        t = now + turn.tool_s
+        episode.turn += 1
+        if episode.turn == len(episode.turns):
+            worth = reward(self.config.run.seed, episode.kind, episode.prompt, episode.sample, episode.batch)
+            self._at(t, e.EpisodeEnded(t, seq, traj, worth, episode.total, episode.context))
+            return
+        episode.sampled = 0
+        episode.context += turn.observed_tokens
+        told = self._tell(episode)
+        observed = turn.observed_tokens
+        self._at(t, e.ToolReturned(t, seq, traj, turn.tool, turn.status, observed, turn.tool_s, episode.context, told))
+
+    def _ended(self, event: e.EpisodeEnded) -> None:
+        episode = self._episodes.get(event.traj)
+        if episode is not None and episode.kind == "train":
+            episode.stages[4] += self.now - episode.entered
+            episode.entered = self.now
+            self.recorder.finished(episode.batch, self.now, episode.stages)
+
+    def _discard(self, traj: int) -> None:
+        episode = self._episodes.pop(traj)
+        if episode.engine >= 0:
+            machine = self._machines[episode.engine]
+            if episode.cmd:
+                machine.cancel(episode.cmd, traj, self.now)
+                self._release(episode)
+                self._appointment(machine)
+            else:
+                machine.forget(traj)
+        if episode.in_training:
+            self.recorder.stage_s["training"] += self.now - episode.entered
+
+    # --- training
+
+    def _round(self, command: c.Round) -> None:
+        """Data-parallel replicas take their slots side by side; the slowest one is the round's seconds."""
+        width = self.plan.replica.devices
+        seconds = 0.0
+        for first in range(0, len(command.slots), width):
+            lengths: list[int] = []
+            for micro in command.slots[first : first + width]:
+                for row in micro.rows if micro is not None else ():
+                    episode = self._episodes[row.traj]
+                    self._check_lag(command.step, episode, row.traj)
+                    self.recorder.stage_s["ready"] += self.now - episode.entered
+                    episode.entered, episode.in_training = self.now, True
+                    lengths.append(episode.context)
+            if self.config.simulation.train and lengths:
+                cost = self.plan.cost
+                step = train_step(cost.hardware, cost.model, self.plan.replica, TokenLoad.of(lengths))
+                seconds = max(seconds, step.total_s)
+        self.recorder.trainer_busy_s += seconds
+        self._trainer_free_s = t = max(self.now, self._trainer_free_s) + seconds
+        for rank in command.ranks:
+            self._at(t, e.RoundDone(t, command.seq, rank, seconds))
+
+    def _check_lag(self, step: int, episode: Episode, traj: int) -> None:
+        if step - episode.oldest > self.config.max_lag:
+            raise CoreError(
+                f"trajectory {traj} trains at version {step} with a token of version {episode.oldest}: a lag of "
+                f"{step - episode.oldest}, expected at most {self.config.max_lag}"
+            )
+
+    def _close(self, command: c.CloseStep) -> None:
+        t = max(self.now, self._trainer_free_s)
+        for rank in command.ranks:
+            self._at(t, e.StepDone(t, command.seq, rank, True, 0.0, 0.0, 0.0))
+            self._at(t, e.WeightsHeld(t, rank, command.version))
+
+
+def simulate(config: Config, watch: Watch | None = None) -> SimReport:
+    """Plan and run. Raises PreflightError or ConfigError for what cannot be simulated."""
+    return Simulation(plan(config), watch).run()
