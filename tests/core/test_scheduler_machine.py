@@ -191,6 +191,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         queued = sum(t.context_tokens + t.max_new_tokens for t in waits.values())
         assert sum(s.queued_tokens for s in placement.shapes) == queued
 
+    @invariant()
+    def the_index_offers_what_a_search_of_all_engines_finds(self) -> None:
+        loads = [x.load for x in self.core.fleet.engines]
+        for need, floor in ((20, 0), (60, 0), (250, 0), (450, 0), (501, 0), (20, self.core.publication.newest)):
+            may = [x for x in loads if x.up and x.version >= max(0, floor) and x.fits(need)]
+            offer = self.core.placement.index.offer(need, need, floor, None)
+            assert (offer is None) == (not may)
+            if offer is not None:
+                assert {x.id for x in offer.engines} <= {x.id for x in may}
+                for bucket in (0, 1):
+                    here = [x for x in may if x.bucket == bucket]
+                    offered = [x for x in offer.engines if x.bucket == bucket]
+                    assert bool(here) == bool(offered)
+                    if here:
+                        least = min(x.outstanding_tokens for x in here)
+                        assert least in {x.outstanding_tokens for x in offered}
+                assert all(x.running and not x.fits(need) for x in offer.full)
+
     def queued_behind(self, turn: Trajectory) -> bool:
         """Whether a turn before it in its slot cannot be taken, so that it must not pass."""
         place = (turn.arrival, turn.ticket)

@@ -9,7 +9,7 @@ bins once in hundreds of versions.
 import math
 from array import array
 
-from libra.core.causality.sketch import REPRESENTATIVES, TOKENS, TOOL_S, TURNS, Profile, bin_of, new_bins
+from libra.core.causality.sketch import REPRESENTATIVES, TOKENS, TOOL_S, TURNS, Profile, bin_of, new_bins, occupied
 from libra.core.signal import Signal
 
 EXACT = 32
@@ -105,7 +105,8 @@ class Node:
         if profile is None:
             mean = self.sums[quantity] / self.weight
             if self.bins is not None:
-                profile = Profile(REPRESENTATIVES[quantity], self.bins[quantity], mean)
+                low, high = occupied(self.bins[quantity])
+                profile = Profile(REPRESENTATIVES[quantity][low:high], self.bins[quantity][low:high], mean)
             else:
                 pairs = sorted(zip([s[quantity] for s in self.seen], self.weights, strict=True))
                 profile = Profile([v for v, _ in pairs], [w for _, w in pairs], mean)

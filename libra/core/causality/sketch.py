@@ -136,5 +136,12 @@ class Tail:
         return means
 
 
+def occupied(bins: "array[float]") -> tuple[int, int]:
+    """First and one past the last bin with any weight: a view of these alone answers the same at a fraction of the cost."""
+    raw = bins.tobytes()
+    size = bins.itemsize
+    return (len(raw) - len(raw.lstrip(b"\0"))) // size, -(-len(raw.rstrip(b"\0")) // size)
+
+
 def new_bins() -> "array[float]":
     return array("d", bytes(8 * BINS))
