@@ -3,16 +3,18 @@
     longest   the longest trajectory alone, tools included, on the engine that is fastest for it
     work      all tokens shared freely among the engines that there are, every engine busy to the end at its best
 
-The best that an engine of shape s can do for a trajectory, c_s in its own seconds: every token prefilled once; its own KV read
-once a sampled token; host time a row; and its share of what a step costs anyway (weights, first all-reduce), which is shared
-by at most `max_batch` rows, and by rows that together hold at most the engine's room: 1 / rows of it, or context / room (for
-each shape the one of the two that totals more). Where arithmetic totals more than reading, it counts instead.
+The best that an engine of shape s can do for a trajectory, c_s in its own seconds: the arithmetic of prefilling every given
+token once; its own KV read once a sampled token; host time a row; and its share of what a step costs anyway (weights, first
+all-reduce), which is shared by at most `max_batch` rows, and by rows that together hold at most the engine's room: 1 / rows
+of it, or context / room (for each shape the one of the two that totals more). Where arithmetic totals more than reading, it
+counts instead.
 
 With x_js the part of trajectory j done on shape s, the least T with sum_j c_js x_js <= T engines_s is a linear programme.
 For any prices p with sum_s p_s engines_s = 1 its dual gives T >= sum_j min_s p_s c_js: prices are raised where work piles up,
 and the best bound found counts (all are valid). No ramp-down, waiting or tool is in it, so no schedule reaches it.
 """
 
+import heapq
 from collections.abc import Sequence
 
 from libra.config.schema import BucketConfig, CostConfig
@@ -25,6 +27,8 @@ PRICE_ROUNDS = 60
 """Corrections of the prices; the bound changes by less than 1 % after about 30."""
 PRICE_STEP = 0.5
 """How strongly the first correction answers to an uneven load; later ones fade as 1 / sqrt(round)."""
+CANDIDATES = 32
+"""Trajectories whose time alone is computed exactly at the end."""
 
 
 class _Shape:
@@ -43,7 +47,12 @@ class _Shape:
         self.by_rows_s = step_s / max(b.max_batch for b in buckets)
         self.by_room_s = step_s / max(b.kv_tokens for b in buckets)
         self.host_s = tuning.row_s
-        self.compute_s = 2.0 * model.active / (engine.tp * hardware.flops * tuning.flops_efficiency)
+        flops = engine.tp * hardware.flops * tuning.flops_efficiency
+        self.compute_s = 2.0 * model.active / flops
+        self.square_s = 2.0 * model.layers * model.attention_width / flops
+        """Of prefill, for each unit by which it makes the square of the context grow."""
+        self.alone_s = engine.step_s(1, 0)
+        """A step of one row, beside its KV."""
 
 
 class Bound:
@@ -56,34 +65,55 @@ class Bound:
         cost_of = {engine.tp: engine for engine in engines}
         self._shapes = [_Shape(cost, cost_of[tp], group) for tp, group in by_tp.items()]
         self._tokens: list[int] = []
-        self._contexts: list[float] = []
+        self._contexts: list[int] = []
         """Of each trajectory: the sum, over its sampled tokens, of the context before each."""
-        self._prefills: list[list[float]] = []
-        """Of each trajectory, on each shape."""
-        self.longest_s = 0.0
+        self._given: list[int] = []
+        """Of each trajectory: tokens to prefill, and by how much they make the square of the context grow."""
+        self._squares: list[int] = []
+        self._longest: list[tuple[float, int, TraceTrajectory]] = []
+        """A heap of the trajectories that take longest alone, by an estimate from below."""
 
     def add(self, trajectory: TraceTrajectory) -> None:
-        shapes = self._shapes
-        alone, prefills = [0.0] * len(shapes), [0.0] * len(shapes)
-        context, cached, tokens, contexts = trajectory.prompt_tokens, 0, 0, 0.0
+        """Cheap, since every trajectory of a run comes by."""
+        context, cached, tokens, contexts, given, squares, tool_s = trajectory.prompt_tokens, 0, 0, 0, 0, 0, 0.0
         for turn in trajectory.turns:
             n = turn.sampled_tokens
-            for i, shape in enumerate(shapes):
-                prefill = shape.engine.prefill_s(context - cached, cached)
-                prefills[i] += prefill
-                alone[i] += prefill + shape.engine.decode_s(n, 1, context)
+            given += context - cached
+            squares += context * context - cached * cached
             tokens += n
-            contexts += n * context + n * (n - 1) / 2
+            contexts += n * context + n * (n - 1) // 2
             cached = context + n
             context = cached + turn.observed_tokens
+            tool_s += turn.tool_s
         self._tokens.append(tokens)
         self._contexts.append(contexts)
-        self._prefills.append(prefills)
-        self.longest_s = max(self.longest_s, min(alone) + trajectory.tool_s)
+        self._given.append(given)
+        self._squares.append(squares)
+        alone_s = tool_s + min(
+            tokens * s.alone_s + contexts * s.kv_s + given * s.compute_s + squares * s.square_s for s in self._shapes
+        )
+        keep = heapq.heappush if len(self._longest) < CANDIDATES else heapq.heappushpop
+        keep(self._longest, (alone_s, len(self._tokens), trajectory))
+
+    def longest_s(self) -> float:
+        """Seconds of the trajectory that takes longest alone."""
+        return max((self._alone_s(t) for _, _, t in self._longest), default=0.0)
+
+    def _alone_s(self, trajectory: TraceTrajectory) -> float:
+        best = float("inf")
+        for shape in self._shapes:
+            seconds, context, cached = trajectory.tool_s, trajectory.prompt_tokens, 0
+            for turn in trajectory.turns:
+                seconds += shape.engine.prefill_s(context - cached, cached)
+                seconds += shape.engine.decode_s(turn.sampled_tokens, 1, context)
+                cached = context + turn.sampled_tokens
+                context = cached + turn.observed_tokens
+            best = min(best, seconds)
+        return best
 
     def work_s(self) -> float:
         """Seconds until all work is done in the best case."""
-        columns = [self._column(i, shape) for i, shape in enumerate(self._shapes)]
+        columns = [self._column(shape) for shape in self._shapes]
         rows = list(zip(*columns, strict=True))
         prices = [float(s.engine.tp) for s in self._shapes]
         best = 0.0
@@ -104,12 +134,12 @@ class Bound:
             prices = [p * (1 + strength) ** (b / mean - 1) for p, b in zip(prices, busy, strict=True)]
         return best
 
-    def _column(self, i: int, shape: _Shape) -> list[float]:
+    def _column(self, shape: _Shape) -> list[float]:
         """Best-case seconds of every trajectory on this shape."""
         room_counts = shape.by_room_s * sum(self._contexts) > shape.by_rows_s * sum(self._tokens)
         by_row, by_context = (0.0, shape.by_room_s) if room_counts else (shape.by_rows_s, 0.0)
         read = [n * by_row + c * (by_context + shape.kv_s) for n, c in zip(self._tokens, self._contexts, strict=True)]
         if shape.compute_s * sum(self._tokens) > sum(read):
             read = [n * shape.compute_s for n in self._tokens]
-        decode = zip(self._tokens, read, self._prefills, strict=True)
-        return [n * shape.host_s + r + prefills[i] for n, r, prefills in decode]
+        work = zip(self._tokens, read, self._given, self._squares, strict=True)
+        return [n * shape.host_s + r + g * shape.compute_s + q * shape.square_s for n, r, g, q in work]

@@ -52,15 +52,15 @@ class Plotter:
         import matplotlib
 
         matplotlib.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib import colors, pyplot
 
         directory.mkdir(parents=True, exist_ok=True)
         paths = [directory / "engines.png", directory / "residuals.png"]
         figure, axes = pyplot.subplots(figsize=(11, 1.5 + 0.18 * len(self._names)), layout="constrained")
         end = max((t for _, _, t in self._turns), default=1.0)
-        image = axes.imshow(
-            self._occupancy(end), aspect="auto", interpolation="nearest", extent=(0, end, len(self._names), 0)
-        )
+        few_show = colors.PowerNorm(0.35)  # one turn of the tail must be seen beside a hundred
+        extent = (0, end, len(self._names), 0)
+        image = axes.imshow(self._occupancy(end), aspect="auto", interpolation="nearest", extent=extent, norm=few_show)
         figure.colorbar(image, label="turns running")
         for i, (before, after) in enumerate(pairwise(self._names), 1):
             if before != after:

@@ -92,7 +92,8 @@ class Recorder:
         makespan_s = self.last_end_s - start
         ninety, last = self._batch_times()
         work_s = self.bound.work_s()
-        bound_s = max(work_s, self.bound.longest_s)
+        longest_s = self.bound.longest_s()
+        bound_s = max(work_s, longest_s)
         return SimReport(
             **msgspec.structs.asdict(self.tally.summary()),
             policy=config.scheduler.policy,
@@ -112,7 +113,7 @@ class Recorder:
             recomputed_tokens=sum(m.recomputed_tokens for m in machines),
             reused_tokens=sum(m.reused_tokens for m in machines),
             work_bound_s=work_s,
-            longest_alone_s=self.bound.longest_s,
+            longest_alone_s=longest_s,
             bound_s=bound_s,
             makespan_over_bound=makespan_s / bound_s if bound_s else 0.0,
         )

@@ -33,7 +33,7 @@ Watch = Callable[[e.AnyEvent, Sequence[c.Command]], None]
 
 
 def make_core(config: Config, oracle: Oracle) -> Core:
-    """The live job's core."""
+    """The live job's core; `oracle` is for the policy that may know the truth."""
     return Core(config)
 
 
