@@ -148,8 +148,7 @@ class Core:
     def _advance(self) -> None:
         if self.phase == "ended":
             return
-        if self._may_install:
-            self.publication.advance()
+        self.publication.advance(only_fresh=self._keep_weights)
         match self.phase:
             case "starting":
                 if self.lifecycle.warmed and self.publication.newest >= 0:
@@ -165,9 +164,9 @@ class Core:
         self.rollout.advance()
 
     @property
-    def _may_install(self) -> bool:
-        """`one-step-off` changes weights only between batches: while no admitted group is unfinished."""
-        return not self.admission.strict_order or self.phase != "training" or self.rollout.open_groups == 0
+    def _keep_weights(self) -> bool:
+        """`one-step-off` changes weights only between batches: not while an admitted group is unfinished."""
+        return self.admission.strict_order and self.phase == "training" and self.rollout.open_groups > 0
 
     def _train(self) -> None:
         self._drop_overdue()

@@ -39,10 +39,16 @@ class Publication:
             self._held[e.rank] = max(self._held[e.rank], e.version)
             self.newest = max(self.newest, min(self._held.values()))
 
-    def advance(self) -> None:
-        """Tell every engine that is up, behind and not already fetching to fetch the newest version."""
+    def advance(self, only_fresh: bool) -> None:
+        """Tell every engine that is up, behind and not already fetching to fetch the newest version.
+
+        `only_fresh`: only those that hold no weights at all; without any an engine is of no use to anybody.
+        """
         for engine in self.fleet.engines:
-            if engine.load.version < self.newest and engine.load.up and not engine.installing:
+            load = engine.load
+            if only_fresh and load.version != NO_VERSION:
+                continue
+            if load.version < self.newest and load.up and not engine.installing:
                 seq = self.out.next_seq()
                 engine.installing = self.out.put(InstallWeights(seq, engine.id, self.newest))
                 engine.installing_version = self.newest

@@ -101,6 +101,26 @@ def test_one_step_off_samples_a_batch_with_one_version() -> None:
     assert [min(versions[b]) for b in range(8)] == [0, 0, 1, 2, 3, 4, 5, 6]
 
 
+def test_one_step_off_goes_on_when_all_engines_die_inside_a_batch() -> None:
+    """An engine that starts afresh takes weights at once, although the others keep theirs until the batch is done."""
+    shell = VirtualShell(small("one-step-off"))
+    act, killed = shell.act, False
+
+    def kill_all(command: c.Act) -> None:
+        nonlocal killed
+        if not killed and shell.core.admission.done == 2:
+            killed = True
+            for rank in (3, 4, 5):
+                shell.at(0.0, e.RoleExited, rank=rank, start=shell.starts[rank], code=-9, reason="killed")
+        act(command)
+
+    shell.act = kill_all  # type: ignore[method-assign]
+    shell.run()
+    assert killed
+    assert shell.end is not None
+    assert shell.end.ok
+
+
 def test_sync_never_trains_on_an_old_token() -> None:
     assert {b.lag for b in batches(VirtualShell(small("sync", steps=8), seed=5).run())} == {0}
 
