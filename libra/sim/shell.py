@@ -34,7 +34,7 @@ Watch = Callable[[e.AnyEvent, Sequence[c.Command]], None]
 
 def make_core(config: Config, oracle: Oracle) -> Core:
     """The live job's core; `oracle` is for the policy that may know the truth."""
-    return Core(config)
+    return Core(config, oracle)
 
 
 class Episode:
@@ -270,8 +270,7 @@ class Simulation:
     def _reserve(self, command: c.Generate, episode: Episode, machine: Machine) -> None:
         engine = command.engine
         bucket = self.config.bucket[self._buckets[engine]]
-        share = getattr(self.config.scheduler, "reserve_share", 1.0)
-        episode.reserved = episode.context + math.ceil(share * command.max_new_tokens)
+        episode.reserved = episode.context + math.ceil(self.config.scheduler.reserve_share * command.max_new_tokens)
         self._reserved[engine] += episode.reserved
         self._running[engine] += 1
         what = f"turn {command.seq} of trajectory {command.traj} on engine {engine}"
