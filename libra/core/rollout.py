@@ -17,6 +17,12 @@ from libra.core.scheduler.policy import Target
 from libra.core.trajectory import Group, Trajectory
 from libra.core.waiting import FIRST, Lane, WaitingTurns
 
+RETARGETS = 2
+"""How often a turn may go from one wait to another before it takes the best engine that is free: each such move changes the
+estimates of the others, so without a bound two waits could send a turn to and fro for ever, inside one event."""
+ALARM_MARGIN_S = 0.001
+"""Added to the end of a wait, so that rounding cannot make the alarm ring just before it."""
+
 
 class Rollout:
     """`floor(group)` is the oldest version that may sample for a group; `group_done(group)` is called once for each."""
@@ -36,6 +42,8 @@ class Rollout:
         self.max_wait_s = config.scheduler.max_wait_s
         self.placement = placement
         self.waiting = WaitingTurns()
+        self._alarm = False
+        """A timer runs for the turn that has waited longest for a target."""
         self.open_groups = 0
         """Groups that are not complete yet."""
         self.failed = 0
@@ -116,6 +124,7 @@ class Rollout:
             self._failed(traj, problem)
             return
         traj.stage = "waiting"
+        traj.retargets = 0
         traj.arrival = self.out.now - self.placement.lead_s(traj)
         self.waiting.push(traj)
 
@@ -210,13 +219,26 @@ class Rollout:
             self._generate(traj, decision.engine)
         elif decision.wait_for == lane.target:
             return False
+        elif lane.target is not None and traj.retargets >= RETARGETS:
+            traj.patient = False
+            return self._place_head(lane)
         else:
+            traj.retargets += lane.target is not None
             self._queue(traj, decision.wait_for)
         return True
 
     def _queue(self, traj: Trajectory, target: Target | None) -> None:
         self._wait_for(traj, target)
         self.waiting.push(traj, target, self.out.now)
+        if not self._alarm:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Make sure that there is an event when the longest wait for a target runs out: `advance` then ends it."""
+        since = self.waiting.parked_since()
+        self._alarm = since is not None
+        if since is not None:
+            self.out.after(max(0.0, since + self.max_wait_s - self.out.now) + ALARM_MARGIN_S, self._set_alarm)
 
     def _wait_for(self, traj: Trajectory, target: Target | None) -> None:
         need = self.placement.need_tokens(traj)

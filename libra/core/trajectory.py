@@ -45,6 +45,8 @@ class Trajectory:
     """The engine or bucket that its policy wants it to wait for."""
     arrival: float = 0.0
     """Virtual time since when the turn waits: its place in the queue."""
+    retargets: int = 0
+    """How often the waiting turn has gone from one target to another."""
     patient: bool = True
     """Whether it may be made to wait for one target; False once it has for long enough, until its next turn."""
     reward: float = 0.0

@@ -103,6 +103,15 @@ class WaitingTurns:
                 found.append(traj)
         return found
 
+    def parked_since(self) -> float | None:
+        """Since when the turn that has waited longest for a target does so; None where nobody does."""
+        while self._parked:
+            since, ticket, traj = self._parked[0]
+            if traj.ticket == ticket and traj.stage == "waiting":
+                return since
+            self._parked.popleft()
+        return None
+
     def __len__(self) -> int:
         heaps = [lane.heap for lanes in self._lanes.values() for lane in lanes.values()]
         return sum(1 for heap in heaps for _, ticket, t in heap if t.ticket == ticket and t.stage == "waiting")

@@ -8,6 +8,7 @@ from virtual_shell import VirtualShell
 from libra.config.schema import BucketConfig, Config, EvalConfig, RolloutConfig, RunConfig, SchedulerConfig
 from libra.core import commands as c
 from libra.core.coordinator import Core
+from libra.core.scheduler.policy import Decision, Offer, Policy, TurnView, bucket_target
 from libra.errors import ConfigError
 
 POLICIES = (
@@ -76,6 +77,29 @@ def test_replayed_events_give_the_same_commands(policy: str) -> None:
     shell.run()
     again = Core(small(policy), oracle=lambda _: foreseen.pop(0))
     assert [command for event in shell.events for command in again.handle(event)] == shell.commands
+
+
+class Fickle(Policy):
+    """Wants to wait for the other bucket each time that it is asked, as rough estimates of waits can make a policy do."""
+
+    asked = 0
+
+    def choose(self, turn: TurnView, offer: Offer) -> Decision:
+        self.asked += 1
+        if turn.may_wait:
+            return Decision(-1, "changed its mind", wait_for=bucket_target(self.asked % 2))
+        return Decision(self.least_loaded(offer.engines).id, "may not wait any more")
+
+
+def test_a_policy_that_changes_its_mind_cannot_hold_up_the_core() -> None:
+    shell = VirtualShell(small("least_loaded", "async", 1.0), seed=5)
+    shell.core.placement.policy = fickle = Fickle(shell.core.placement.shapes)
+    shell.run()
+    assert shell.end is not None
+    assert shell.end.ok
+    turns = sum(isinstance(x, c.Generate) for x in shell.commands)
+    assert turns > 100
+    assert fickle.asked < 20 * turns, "a turn is not asked about again and again inside one event"
 
 
 def test_held_out_tasks_teach_nothing() -> None:
