@@ -1,75 +1,89 @@
-"""Does an engine that stops reading for good hold anybody up? `just bench publication`, one JSON line.
+"""Does a consumer that stops reading for good hold anybody up? `just bench publication`, one JSON line a case.
 
-One whole run with two engines; after some batches one of them is stopped (SIGSTOP) in the middle of everything. The control is
-the same run before that. Step time is what a core rank spends in rounds and in closing a step, from the journal. Where all
-cores are busy a stopped engine also leaves its share of them to the others: look at whether the time *rises*.
+A trainer publishes 24 MB again and again while one consumer pulls whatever is newest. The control is that alone; beside it,
+in turn with it, the same with one and with eight consumers that ask for a version and then never read a byte of it.
 """
 
+import argparse
 import json
-import signal
 import statistics
-import tempfile
-from pathlib import Path
+import threading
+import time
+from contextlib import ExitStack
 
-from libra.core import events as e
-from libra.telemetry.journal import DIRECTORY, JournalReader
-from tests.live.launched import Launched, kill
+from libra.weights.publisher import Publisher
+from libra.weights.puller import Puller
+from tests.weights.weights_parts import INCARNATION, TOKEN, RawReader, filled
 
-BATCHES = 40
-
-
-def step_seconds(run_dir: Path) -> list[tuple[float, float]]:
-    """(time of the run, seconds in rounds and in closing) of each step of core rank 1."""
-    steps: list[tuple[float, float]] = []
-    rounds = 0.0
-    for event, _ in JournalReader(run_dir / DIRECTORY):
-        match event:
-            case e.RoundDone(rank=1, seconds=seconds):
-                rounds += seconds
-            case e.StepDone(rank=1, seconds=seconds):
-                steps.append((event.t, rounds + seconds))
-                rounds = 0.0
-            case _:
-                pass
-    return steps
+VERSIONS = 60
+PAUSE_S = 0.03
+"""Between two versions: the trainer's step."""
+DEADLINE_S = 30.0
 
 
-def installed(run_dir: Path, engine: int, after_s: float) -> tuple[list[int], int]:
-    """Versions that `engine` installed after that time, and how many there were to install."""
-    got, newest = [], 0
-    for event, _ in JournalReader(run_dir / DIRECTORY):
-        if isinstance(event, e.WeightsInstalled) and event.engine == engine and event.t > after_s:
-            got.append(event.version)
-        if isinstance(event, e.WeightsHeld) and event.t > after_s:
-            newest += event.rank == 1
-    return got, newest
+def case(silent: int) -> tuple[list[float], int]:
+    """(milliseconds of each publish, versions that the reading consumer got) beside `silent` consumers that do not read."""
+    took: list[float] = []
+    got: set[int] = set()
+    done = threading.Event()
+    with ExitStack() as stack:
+        publisher = Publisher(token=TOKEN, incarnation=INCARNATION)
+        stack.callback(publisher.close)
+        shards = [filled(version) for version in range(2)]
+        publisher.publish(0, shards[0])
+        for _ in range(silent):
+            reader = RawReader(publisher.address)
+            stack.callback(reader.close)
+            reader.pull(0)
+
+        def consume() -> None:
+            puller = Puller(TOKEN, INCARNATION)
+            while not done.is_set():
+                newest = publisher.newest
+                if newest not in got:
+                    got.add(puller.pull(newest, [publisher.address], DEADLINE_S)[0])
+            puller.close()
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        for version in range(1, VERSIONS + 1):
+            began = time.perf_counter()
+            publisher.publish(version, shards[version % 2])
+            took.append(1000 * (time.perf_counter() - began))
+            time.sleep(PAUSE_S)
+        done.set()
+        consumer.join(DEADLINE_S)
+    return took[5:], len(got)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {
+        "min": round(min(values), 3),
+        "median": round(statistics.median(values), 3),
+        "max": round(max(values), 3),
+    }
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory)
-        patient = ["--deadline.stalled_s=300", "--deadline.weights_s=200", "--run.steps=100000", "--eval.tasks=0"]
-        with Launched(path, path / "warm", *patient, deadline_s=300) as run:
-            run.until_batch(BATCHES)
-            (_, second) = run.find("libra.rank.role", "rollout")
-            kill(second, signal.SIGSTOP)
-            stopped_s = run.batches()[-1]["t"]
-            run.until_batch(2 * BATCHES)
-            kill(run.process.pid, signal.SIGINT)
-            run.until("the end of the run", lambda: run.process.poll() is not None)
-        steps = step_seconds(run.run_dir)
-        before = [seconds for t, seconds in steps if t <= stopped_s][5:]
-        after = [seconds for t, seconds in steps if t > stopped_s][1:]
-        versions, published = installed(run.run_dir, 0, stopped_s)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    medians: dict[int, list[float]] = {0: [], 1: [], 8: []}
+    received: dict[int, list[int]] = {0: [], 1: [], 8: []}
+    for _ in range(options.repeats):
+        for silent, mine in medians.items():
+            took, got = case(silent)
+            mine.append(statistics.median(took))
+            received[silent].append(got)
+    for silent, mine in medians.items():
+        ratios = [a / b for a, b in zip(mine, medians[0], strict=True)]
         line = {
             "bench": "publication",
-            "steps_before": len(before),
-            "steps_after": len(after),
-            "step_ms_before": round(1000 * statistics.median(before), 1),
-            "step_ms_after": round(1000 * statistics.median(after), 1),
-            "ratio": round(statistics.median(after) / statistics.median(before), 3),
-            "published_after": published,
-            "installed_after_by_the_other": len(versions),
+            "silent": silent,
+            "publish_ms": spread(mine),
+            "ratio_to_control": spread(ratios),
+            "versions": VERSIONS,
+            "received_by_the_reader": received[silent],
         }
         print(json.dumps(line), flush=True)
 
