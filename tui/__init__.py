@@ -1,0 +1,1 @@
+"""The dashboard's room: nothing is in it yet. Whatever comes imports no torch."""

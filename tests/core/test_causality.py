@@ -100,7 +100,7 @@ def test_paper_bins_are_exact_and_inclusive():  # cases 5, 8 and 9
 
 
 def test_one_visit_borrows_from_the_crowd():
-    """PITFALLS: a known prompt with one visit must not beat a well-populated global node."""
+    """A known prompt with one visit must not beat a well-populated global node."""
     tree = CausalityTree(LETTER)
     for i in range(1_000):
         learn(tree, i, 1_000)
