@@ -1,9 +1,14 @@
-"""House rules of all tests: pure ones run first, and no timing decides a property test."""
+"""House rules of all tests: pure ones run first, and no timing decides a property test.
+
+Where CI is set the examples of property tests are the same in every run; elsewhere each run explores new ones.
+"""
+
+import os
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("house", deadline=None)
+settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("house")
 
 
