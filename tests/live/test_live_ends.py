@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
 LONG = ["--run.steps=100000", "--eval.tasks=0"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_the_first_interrupt_or_a_lost_terminal_finishes_the_step(
     tmp_path: Path, warm_cache: Path, number: signal.Signals
 ) -> None:

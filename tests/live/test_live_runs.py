@@ -32,7 +32,7 @@ def test_a_run_goes_from_warm_start_to_summary_and_replays(tmp_path: Path, warm_
     assert report.ok, report.problem
 
 
-@pytest.mark.parametrize(("mode", "lag"), [("sync", 0), ("one-step-off", 1)])
+@pytest.mark.parametrize(("mode", "lag"), [("sync", 0), pytest.param("one-step-off", 1, marks=pytest.mark.long)])
 def test_the_other_modes_run_and_keep_their_lag(tmp_path: Path, warm_cache: Path, mode: str, lag: int) -> None:
     options = ["--run.steps=4", f"--run.mode={mode}", "--eval.tasks=0", *ONE_EACH]
     with Launched(tmp_path, warm_cache, *options) as run:
@@ -41,7 +41,7 @@ def test_the_other_modes_run_and_keep_their_lag(tmp_path: Path, warm_cache: Path
     assert run.summary()["steps"] == 4
 
 
-@pytest.mark.parametrize("kind", ["hang", "crash", "flood"])
+@pytest.mark.parametrize("kind", ["hang", pytest.param("crash", marks=pytest.mark.long), "flood"])
 def test_misbehaving_tools_cost_trajectories_and_not_the_run(tmp_path: Path, warm_cache: Path, kind: str) -> None:
     fault = [f"--env.fault.kind={kind}", "--env.fault.rate=0.06", "--rollout.retries=3"]
     fault += ["--env.tool.deadline_s=0.3"] if kind == "hang" else []
