@@ -8,6 +8,7 @@ The file holds the address, the run's token and its incarnation: who can read it
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import msgspec
 from libra.errors import LibraError
 
 POLL_S = 0.05
+LOCK = "lock"
 MAX_SOCKET_PATH = 100
 """Unix socket paths end at 107 bytes; some room is left for systems with less."""
 
@@ -34,17 +36,35 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 class PrivateDirectory:
-    """A directory of ours alone for sockets, removed at the end; short enough for a Unix socket's path."""
+    """A directory of ours alone for sockets, removed at the end; short enough for a Unix socket's path.
+
+    A killed controller cannot remove its own: the next one does. A lock that ends with its process tells the two apart, also
+    where several containers share a temporary directory and process numbers mean nothing.
+    """
 
     def __init__(self) -> None:
         for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
             if base and len(os.fsencode(base)) < MAX_SOCKET_PATH - 32 and os.access(base, os.W_OK):
+                _sweep(Path(base))
                 self.path = Path(tempfile.mkdtemp(prefix="libra-", dir=base))
+                self._lock = (self.path / LOCK).open("w")
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
         raise LibraError("no writable directory with a path short enough for a Unix socket; set TMPDIR to one")
 
     def remove(self) -> None:
+        self._lock.close()
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _sweep(base: Path) -> None:
+    """Remove what controllers of this user that are gone have left in `base`."""
+    for path in base.glob("libra-*"):
+        with contextlib.suppress(OSError):  # locked: alive; not ours; or somebody was faster
+            if path.stat().st_uid == os.getuid():
+                with (path / LOCK).open("r+") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
 
 
 def meeting_file() -> Path:
