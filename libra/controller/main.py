@@ -45,7 +45,6 @@ class Controller:
     def __init__(self, config: Config, run_dir: Path) -> None:
         self.config = config
         self.run_dir = run_dir
-        self.shell: Shell | None = None
         self._hurry = False
 
     async def run(self) -> int:

@@ -36,11 +36,11 @@ class Screen:
 
     # --- from the shell
 
-    def report(self, now: float, level: c.Level, what: str) -> None:
+    def report(self, level: c.Level, what: str) -> None:
         self._log.write(level, what)
         self._display.report(level, what)
 
-    def log(self, now: float, what: str) -> None:
+    def log(self, what: str) -> None:
         """For the log only."""
         self._log.write("info", what)
 
@@ -48,14 +48,13 @@ class Screen:
         self._metrics.command(now, command)
         match command:
             case c.Report():
-                self.report(now, command.level, command.what)
+                self.report(command.level, command.what)
             case c.BatchConsumed():
                 self._consumed_at.append(now)
             case c.Evaluated(kind=kind, tasks=tasks, failed=failed, reward=reward, version=version):
                 when = "before" if kind == "eval_start" else "after"
                 lost = f", {failed} failed" if failed else ""
                 self.report(
-                    now,
                     "info",
                     f"held-out {when} training: reward {reward:.3f} on {tasks} tasks{lost}, version {version}",
                 )

@@ -97,7 +97,7 @@ class Shell:
             case c.StartRole():
                 self._start_role(command)
             case c.StopRole(rank=rank, start=start, reason=reason):
-                self._screen.report(self.clock(), "warning", f"rank {rank}: its role is ended: {reason}")
+                self._screen.report("warning", f"rank {rank}: its role is ended: {reason}")
                 self._complaints.setdefault(start, reason)
                 self._to_supervisor(rank, m.KillRole(start, KILL_GRACE_S))
             case c.FormGroup(seq=seq, group=group, members=members, epoch=epoch, attempt=attempt):
@@ -221,7 +221,7 @@ class Shell:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         reason = self._complaints.pop(start, "") or f"its process {how}"
         if not self.finished.is_set():
-            self._screen.log(self.clock(), f"role of rank {rank} {how}; the end of its log:\n{log_tail}")
+            self._screen.log(f"role of rank {rank} {how}; the end of its log:\n{log_tail}")
             self.runtime.post(e.RoleExited(self.clock(), rank, start, code, reason))
 
     async def _serve_role(self, link: Link, hello: m.RoleHello, reader: AsyncReader[m.ToController]) -> None:
@@ -253,7 +253,7 @@ class Shell:
                 self.runtime.post(e.RoundDone(now, cmd, rank, seconds))
             case m.StepFinished():
                 if message.detail:
-                    self._screen.log(now, f"core rank {rank}: {message.detail}")
+                    self._screen.log(f"core rank {rank}: {message.detail}")
                 x = message
                 self.runtime.post(e.StepDone(now, x.cmd, rank, x.finite, x.loss, x.grad_norm, x.seconds, x.gap))
             case m.Held(version=version, address=address):
@@ -273,7 +273,7 @@ class Shell:
                 self.runtime.post(e.WarmStarted(now, cmd, rank, cached, loss, seconds))
             case m.Complaint(reason=reason, trace=trace):
                 self._complaints[start] = reason
-                self._screen.log(now, f"rank {rank}: {trace}")
+                self._screen.log(f"rank {rank}: {trace}")
             case _:
                 raise WireError(f"unexpected {type(message).__name__} on a role link")
 

@@ -75,7 +75,6 @@ class Core:
             config,
             self.out,
             self.admission,
-            self.publication,
             self.fleet.trainers,
             self.rollout.discard,
             self._fatal,

@@ -14,7 +14,6 @@ from libra.core.batch import advantages, pack
 from libra.core.commands import BatchConsumed, CloseStep, OpenStep, Round, Row
 from libra.core.events import RoundDone, StepDone
 from libra.core.outbox import Outbox
-from libra.core.publication import Publication
 from libra.core.training import BatchFigures, TrainingStep
 from libra.core.trajectory import Group
 
@@ -27,7 +26,6 @@ class Learner:
         config: Config,
         out: Outbox,
         admission: Admission,
-        publication: Publication,
         trainers: tuple[int, ...],
         discard: Callable[[list[int]], None],
         fatal: Callable[[str], None],
@@ -35,7 +33,6 @@ class Learner:
         self.trainers = trainers
         self.out = out
         self.admission = admission
-        self.publication = publication
         self.advantage: Literal["group_std", "group_mean"] = config.trainer.advantage
         self.micro_batch_tokens = config.trainer.micro_batch_tokens
         self.version = 0

@@ -31,13 +31,10 @@ class Outbox:
         self.put(Report(self.next_seq(), level, what))
 
     def after(self, seconds: float, action: Callable[[], None]) -> int:
-        """Run `action` when the shell says that so much time has passed, unless it is dropped before."""
+        """Run `action` when the shell says that so much time has passed."""
         seq = self.put(SetTimer(self.next_seq(), self.now + seconds))
         self._timers[seq] = action
         return seq
-
-    def drop_timer(self, seq: int) -> None:
-        self._timers.pop(seq, None)
 
     def fire(self, seq: int) -> None:
         action = self._timers.pop(seq, None)

@@ -100,6 +100,11 @@ class Policy(ABC):
 
     # --- what several policies share
 
+    def early_s(self, residual_tokens: float, most_s: float) -> float:
+        """A lead by what the trajectory is predicted to need: its seconds on the first bucket, `most_s` at most."""
+        shape = self.shapes[0]
+        return min(most_s, residual_tokens * shape.factor * shape.typical_step_s)
+
     def pressure(self, load: EngineLoad) -> tuple[float, int]:
         """Outstanding tokens for the speed of the engine's shape, in seconds; ties by id."""
         return load.outstanding_tokens / self.shapes[load.bucket].speed, load.id

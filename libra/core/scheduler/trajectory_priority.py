@@ -46,8 +46,7 @@ class TrajectoryPriority(Policy):
         return forecast[0]
 
     def lead_s(self, forecast: Forecast) -> float:
-        shape = self.shapes[0]
-        return min(self.overtake_s, forecast[0] * shape.factor * shape.typical_step_s)
+        return self.early_s(forecast[0], self.overtake_s)
 
     def choose(self, turn: TurnView, offer: Offer) -> Decision:
         self._asked += 1
