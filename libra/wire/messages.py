@@ -50,7 +50,21 @@ class Refused(Message, frozen=True, tag=True):
 
 
 class Welcome(Message, frozen=True, tag=True):
+    """`lease_s`: a role without an acknowledged heartbeat for so long must end by itself (the core's roles have no lease).
+
+    `preload`: what a spare child imports before it knows what it will be ("torch" or nothing).
+    """
+
     heartbeat_s: float
+    lease_s: float = 5.0
+    preload: Literal["torch", "nothing"] = "nothing"
+    threads: int = 1
+
+
+class HeartbeatSeen(Message, frozen=True, tag=True):
+    """The controller has heartbeat `n`: the lease runs on from the moment at which the supervisor *sent* it."""
+
+    n: int
 
 
 class SpawnRole(Message, frozen=True, tag=True):
@@ -100,7 +114,7 @@ class RoleSpec(Message, frozen=True, tag=True):
 
     rank: int
     start: int
-    role: Literal["trainer", "rollout"]
+    role: Literal["trainer", "rollout", "gradient"]
     epoch: int
     engine: int
     bucket: int
@@ -110,6 +124,12 @@ class RoleSpec(Message, frozen=True, tag=True):
     """Path of the controller's Unix socket."""
     device: str
     config: bytes
+
+
+class Lease(Message, frozen=True, tag=True):
+    """Supervisor -> role: go on until CLOCK_MONOTONIC reads `until_s`, then end. Sent again whenever it moves."""
+
+    until_s: float
 
 
 class Beat(Message, frozen=True, tag=True):
@@ -191,9 +211,62 @@ class RunRound(Message, frozen=True, tag=True):
 
 
 class Close(Message, frozen=True, tag=True):
+    """Add the staged shares of these replicas, in this order, then clip and step."""
+
     cmd: int
     step: int
     version: int
+    shares: tuple[int, ...] = ()
+
+
+# --- gradient replicas
+
+
+class Accumulate(Message, frozen=True, tag=True):
+    """This rank's part of one round of its replica (no samples: a dummy). The sum over the rounds of `step` is its share.
+
+    Refused by a replica that does not hold exactly `version`. `loss_tokens` is the step's divisor.
+    """
+
+    cmd: int
+    step: int
+    version: int
+    loss_tokens: int
+    samples: list[Sample]
+
+
+class OfferShare(Message, frozen=True, tag=True):
+    """Serve the sum of `step` to the core ranks; nothing more is added to it."""
+
+    cmd: int
+    step: int
+
+
+class ShareNote(Message, frozen=True, tag=True):
+    """What goes with one rank's part of a share: its sum of losses (before the division), gap figures as in
+    `libra.train.summed_step.Gap`, and trajectories whose loss was not finite."""
+
+    loss: float
+    gap_total: float
+    gap_tokens: float
+    gap_worst: float
+    culprits: list[int]
+
+
+class FetchShare(Message, frozen=True, tag=True):
+    """Controller -> core rank: fetch your ranges of replica `replica`'s share of `step` from `sources` into staging.
+
+    `sources`: one address a rank of the replica. `version` is the share's version at the replica's publisher.
+    `notes` (to be counted once, by core index 0) is empty for the other core ranks.
+    """
+
+    cmd: int
+    step: int
+    replica: int
+    version: int
+    sources: tuple[str, ...]
+    notes: list[ShareNote]
+    deadline_s: float
 
 
 class Stop(Message, frozen=True, tag=True):
@@ -269,6 +342,36 @@ class EngineStats(Message, frozen=True, tag=True):
     reused_tokens: int
 
 
+class RoundRefused(Message, frozen=True, tag=True):
+    """A replica cannot take the order: it holds another version, or another step is open."""
+
+    cmd: int
+    reason: str
+
+
+class ShareOffered(Message, frozen=True, tag=True):
+    """This rank of a replica serves its part of the share at `address` as `version`."""
+
+    cmd: int
+    address: str
+    version: int
+    note: ShareNote
+
+
+class ShareFetched(Message, frozen=True, tag=True):
+    """The whole of what this core rank needs of the share lies in staging."""
+
+    cmd: int
+    seconds: float
+
+
+class ShareLost(Message, frozen=True, tag=True):
+    """The share could not be fetched; nothing of it will be added."""
+
+    cmd: int
+    reason: str
+
+
 class RoundFinished(Message, frozen=True, tag=True):
     cmd: int
     seconds: float
@@ -306,8 +409,27 @@ ToController = (
     | TurnsDone
     | EngineStats
     | RoundFinished
+    | RoundRefused
+    | ShareOffered
+    | ShareFetched
+    | ShareLost
     | StepFinished
     | Complaint
 )
-ToSupervisor = Welcome | Refused | SpawnRole | KillRole | Shutdown
-ToRole = Refused | FormMembers | StartWarm | Install | Turn | Cut | Forget | Open | RunRound | Close | Stop
+ToSupervisor = Welcome | HeartbeatSeen | Refused | SpawnRole | KillRole | Shutdown
+ToRole = (
+    Refused
+    | FormMembers
+    | StartWarm
+    | Install
+    | Turn
+    | Cut
+    | Forget
+    | Open
+    | RunRound
+    | Close
+    | Accumulate
+    | OfferShare
+    | FetchShare
+    | Stop
+)
