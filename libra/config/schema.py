@@ -50,10 +50,31 @@ class ModelConfig(_Table, frozen=True):
 
 
 class AllocationConfig(_Table, frozen=True):
-    """Which device ranks train. The others serve the buckets, in rank order."""
+    """Which device ranks train when the run begins. The others serve the buckets, in rank order, before those that lend."""
 
     trainer: PosInt = 2
     """Core ranks: the FSDP2 mesh, fixed for the run."""
+    replica: PosInt = 1
+    """Ranks that hold the model for training: a gradient replica. Ranks move in whole replicas and whole engines."""
+    gradient: NatInt = 0
+    """Ranks that lend gradients from the start; a multiple of `replica`."""
+
+
+class ElasticConfig(_Table, frozen=True):
+    """When ranks move between rollout and training by themselves. What a move is stands in `libra.core.handover`."""
+
+    rule: Literal["off", "balance"] = "off"
+    """off: ranks move on a person's order only. balance: see `libra.core.balance`."""
+    prepare_first: bool = False
+    """The new role starts while the old one still works: both must fit on the device together."""
+    margin: Annotated[float, Meta(ge=0, lt=1)] = 0.05
+    """What the slower stage must gain by a move, as a share of its seconds."""
+    patience: PosInt = 2
+    """Batches in a row that must ask for the same move."""
+    cooldown: PosInt = 3
+    """Batches after a move before the next; doubled after a move that did not pay, which is taken back."""
+    hold_s: NonNegFloat = 120.0
+    """After a person's order nothing moves by itself for so long."""
 
 
 class BucketConfig(_Table, frozen=True):
@@ -265,6 +286,10 @@ class DeadlineConfig(_Table, frozen=True):
     """A role that has orders but makes no progress for this long is ended and counted as failed."""
     weights_s: PosFloat = 20.0
     """One engine's pull and installation of one version."""
+    drain_s: PosFloat = 10.0
+    """A unit that leaves: its running turns are cut, or its share is sent, within this; else they are taken from it."""
+    share_s: PosFloat = 10.0
+    """With its own rounds done the core waits so long at most for gradient shares; then it computes the rest itself."""
     stop_s: PosFloat = 20.0
     """Orderly end of all roles; then they are killed."""
     role_restarts: NatInt = 3
@@ -296,6 +321,7 @@ class Config(_Table, frozen=True):
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     allocation: AllocationConfig = AllocationConfig()
+    elastic: ElasticConfig = ElasticConfig()
     bucket: Annotated[tuple[BucketConfig, ...], Meta(min_length=1)] = (BucketConfig(),)
     scheduler: SchedulerConfig = SchedulerConfig()
     cost: CostConfig | None = None
@@ -325,4 +351,4 @@ class Config(_Table, frozen=True):
     @property
     def devices(self) -> int:
         """Device ranks that the run needs; torchrun starts one process more."""
-        return self.allocation.trainer + sum(b.engines * b.tp for b in self.bucket)
+        return self.allocation.trainer + self.allocation.gradient + sum(b.engines * b.tp for b in self.bucket)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Role = Literal["trainer", "rollout"]
+Role = Literal["trainer", "rollout", "gradient"]
 Kind = Literal["train", "eval_start", "eval_end"]
 Level = Literal["info", "warning", "error"]
 
@@ -21,12 +21,15 @@ class Command(Struct, frozen=True, tag=True, array_like=True):
 
 
 class StartRole(Command, frozen=True, tag=True, array_like=True):
-    """Start a role process on `rank`. `engine` and `bucket` are the engine's id and its bucket's index, -1 for a trainer."""
+    """Start a role process on `rank`, beside the one that runs there where a move prepares before it drains.
+
+    `unit` is the id of its engine or replica, -1 for the core; `bucket` the index of an engine's bucket, else -1.
+    """
 
     rank: int
     role: Role
     epoch: int
-    engine: int
+    unit: int
     bucket: int
 
 
@@ -57,10 +60,11 @@ class WarmStart(Command, frozen=True, tag=True, array_like=True):
 
 
 class InstallWeights(Command, frozen=True, tag=True, array_like=True):
-    """The engine pulls `version` (or a newer one if it is gone) from the core ranks and swaps it in."""
+    """Each of the unit's `ranks` pulls `version` (or a newer one if it is gone) from the core ranks and swaps it in."""
 
-    engine: int
+    unit: int
     version: int
+    ranks: tuple[int, ...]
 
 
 # --- trajectories
@@ -82,6 +86,13 @@ class Generate(Command, frozen=True, tag=True, array_like=True):
     traj: int
     engine: int
     max_new_tokens: int
+
+
+class CutTurn(Command, frozen=True, tag=True, array_like=True):
+    """End the trajectory's running turn at a token boundary: `engine` answers its `Generate` with what it has."""
+
+    traj: int
+    engine: int
 
 
 class Act(Command, frozen=True, tag=True, array_like=True):
@@ -132,15 +143,72 @@ class Round(Command, frozen=True, tag=True, array_like=True):
     slots: tuple[MicroBatch | None, ...]
 
 
+class Accumulate(Command, frozen=True, tag=True, array_like=True):
+    """One round of a gradient replica, added to its sum of the step: `slots[i]` is for `ranks[i]`; None is a dummy.
+
+    `step` is also the version that the replica must hold; `loss_tokens` is the step's divisor.
+    """
+
+    step: int
+    replica: int
+    ranks: tuple[int, ...]
+    slots: tuple[MicroBatch | None, ...]
+    loss_tokens: int
+
+
+class OfferShare(Command, frozen=True, tag=True, array_like=True):
+    """The replica's sum of the step is complete: its `ranks` serve it to the core ranks."""
+
+    step: int
+    replica: int
+    ranks: tuple[int, ...]
+
+
+class FetchShare(Command, frozen=True, tag=True, array_like=True):
+    """Each core rank of `ranks` fetches its part of the replica's share from `sources` into a staging buffer."""
+
+    step: int
+    replica: int
+    sources: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
 class CloseStep(Command, frozen=True, tag=True, array_like=True):
-    """No more rounds: clip by the global norm, check that all is finite, step, and serve the result as `version`."""
+    """No more rounds: add these replicas' shares, in this order, clip by the global norm, check that all is finite, step,
+    and serve the result as `version`. Each core rank holds each of the shares."""
 
     step: int
     version: int
     ranks: tuple[int, ...]
+    shares: tuple[int, ...] = ()
 
 
 # --- time, people, end
+
+
+class MoveChanged(Command, frozen=True, tag=True, array_like=True):
+    """A move enters a stage: for the log, the display and the metrics."""
+
+    move: int
+    stage: str
+    """draining, preparing, ready, returning or failed."""
+    epoch: int
+    ranks: tuple[int, ...]
+    what: str
+    """"engine 3 -> replica 9", for people."""
+    author: str
+    reason: str
+    seconds: float
+    """Since the move began."""
+
+
+class AnswerOrder(Command, frozen=True, tag=True, array_like=True):
+    """What becomes of a person's order. Refused: nothing has changed, and `reason` says why."""
+
+    id: str
+    accepted: bool
+    reason: str
+    epoch: int
 
 
 class SetTimer(Command, frozen=True, tag=True, array_like=True):
@@ -202,13 +270,19 @@ AnyCommand = (
     | InstallWeights
     | OpenTrajectory
     | Generate
+    | CutTurn
     | Act
     | Discard
     | OpenStep
     | Round
+    | Accumulate
+    | OfferShare
+    | FetchShare
     | CloseStep
     | SetTimer
     | Report
+    | MoveChanged
+    | AnswerOrder
     | BatchConsumed
     | Evaluated
     | FinishRun

@@ -13,20 +13,27 @@ drive this same object, and a journal of its events gives the same commands agai
 
 from typing import Literal, assert_never
 
-from libra.config.schema import Config
+from libra.config.schema import Config, WorkloadConfig
 from libra.core.admission import Admission
+from libra.core.allocation import Allocation
 from libra.core.commands import Command, Evaluated, FinishRun
+from libra.core.elastic import Elastic
 from libra.core.events import (
     AnyEvent,
     EpisodeEnded,
     GroupFormed,
+    OrderGiven,
     RankJoined,
     RankLost,
     RoleExited,
     RoleReady,
     RoleStalled,
     RoundDone,
+    RoundRefused,
     RunStarted,
+    ShareHeld,
+    ShareLost,
+    ShareOffered,
     StepDone,
     StopRequested,
     TimerFired,
@@ -39,7 +46,8 @@ from libra.core.events import (
     WeightsHeld,
     WeightsInstalled,
 )
-from libra.core.fleet import Engine, Fleet
+from libra.core.fleet import Engine, Fleet, Unit
+from libra.core.handover import Handover, Move
 from libra.core.learner import Learner
 from libra.core.lifecycle import Lifecycle
 from libra.core.outbox import Outbox
@@ -67,18 +75,25 @@ class Core:
         self.admission = Admission(
             config.max_lag, config.rollout.groups_per_batch, config.run.steps, config.run.mode == "one-step-off"
         )
-        self.lifecycle = Lifecycle(self.fleet, self.out, config.deadline, self._engine_down, self._fatal)
-        self.publication = Publication(self.fleet, self.out, config.deadline, self._replace)
+        self.lifecycle = Lifecycle(self.fleet, self.out, config.deadline, self._unit_down, self._fatal)
+        self.publication = Publication(self.fleet, self.out, config.deadline, self.lifecycle.fail)
         self.placement = Placement(config, self.fleet, oracle)
         self.rollout = Rollout(self.fleet, self.out, config, self.placement, self._floor, self._group_done)
         self.learner = Learner(
             config,
             self.out,
             self.admission,
-            self.fleet.trainers,
+            self.fleet,
             self.rollout.discard,
             self._fatal,
+            self._batch_consumed,
         )
+        self.handover = Handover(
+            self.fleet, self.out, self.lifecycle, self.rollout, self.placement, self.learner, config.deadline.drain_s,
+            self._move_over,
+        )  # fmt: skip
+        self.allocation = Allocation(config, self.fleet, _most_tokens(config))
+        self.elastic = Elastic(config, self.fleet, self.out, self.handover, self.allocation)
         self._evaluation: list[Group] = []
         self._stopping = ""
         """Who asked the run to end after the open step."""
@@ -92,6 +107,7 @@ class Core:
                 f"time runs backwards: {type(event).__name__} at {event.t}, after an event at {self.out.now}"
             )
         self.out.now = event.t
+        self.elastic.look(*self.placement.index.at_work())
         if self.phase != "ended":
             self._dispatch(event)
             self._advance()
@@ -111,6 +127,8 @@ class Core:
                 self.rollout.trajectory_failed(e)
             case RoundDone():
                 self.learner.round_done(e)
+            case ShareOffered() | ShareHeld() | ShareLost() | RoundRefused():
+                self.learner.share_event(e)
             case StepDone():
                 self.learner.step_done(e)
             case WeightsHeld():
@@ -139,6 +157,8 @@ class Core:
                 self.lifecycle.warm_started(e)
             case StopRequested():
                 self._stop(e)
+            case OrderGiven():
+                self.elastic.order(e, ready=self.publication.newest >= 0)
             case _:
                 assert_never(e)
 
@@ -147,7 +167,10 @@ class Core:
     def _advance(self) -> None:
         if self.phase == "ended":
             return
-        self.publication.advance(only_fresh=self._keep_weights)
+        self.publication.advance(keep_engines=self._keep_weights)
+        self.handover.advance()
+        self.lifecycle.advance()
+        self.publication.advance(keep_engines=self._keep_weights)
         match self.phase:
             case "starting":
                 if self.lifecycle.warmed and self.publication.newest >= 0:
@@ -239,18 +262,22 @@ class Core:
         if group.kind == "train":
             self.learner.group_done(group)
 
-    def _replace(self, engine: Engine, reason: str) -> None:
-        for rank in engine.ranks:
-            self.lifecycle.stop_role(self.fleet.ranks[rank], reason)
-
-    def _engine_down(self, id: int, reason: str) -> None:
-        engine = self.fleet.engines[id]
-        engine.load.went_down()
-        engine.installing = engine.failures = 0
-        self.rollout.engine_down(engine)
-        self.out.report("warning", f"engine {id} is down: {reason}")
+    def _unit_down(self, unit: Unit, reason: str) -> None:
+        """Its work goes to others, whether it was ended by will or not."""
+        if isinstance(unit, Engine):
+            self.rollout.engine_down(unit)
+        else:
+            self.learner.withdraw(unit, reason)
+        if not self.fleet.ranks[unit.ranks[0]].move:
+            self.out.report("warning", f"{unit.name} is down: {reason}")
         if not self.fleet.alive:
             self._fatal(f"no engine is left: {reason}")
+
+    def _batch_consumed(self, busy_s: float) -> None:
+        self.elastic.consumed(busy_s)
+
+    def _move_over(self, move: Move) -> None:
+        self.elastic.over(move)
 
     # --- the end
 
@@ -270,3 +297,10 @@ class Core:
         if self.phase != "ended":
             self.phase = "ended"
             self.out.put(FinishRun(self.out.next_seq(), ok, reason))
+
+
+def _most_tokens(config: Config) -> int:
+    """Tokens of the longest trajectory that the environment allows; 0 where it sets no limit."""
+    if isinstance(config.env, WorkloadConfig):
+        return config.env.max_context_tokens or 0
+    return config.env.trajectory_tokens

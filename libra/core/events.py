@@ -8,6 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from libra.core.orders import Order
+
 Finish = Literal["stop", "length", "cut"]
 Status = Literal["ok", "error", "timeout"]
 
@@ -93,17 +95,17 @@ class WeightsHeld(Event, frozen=True, tag=True, array_like=True):
 
 
 class WeightsInstalled(Answer, frozen=True, tag=True, array_like=True):
-    """The engine samples with `version` from its next decode step on. Answers `InstallWeights`; `version` may be newer."""
+    """`rank` works with `version` from its next step on. Answers `InstallWeights`; `version` may be newer."""
 
-    engine: int
+    rank: int
     version: int
     seconds: float
 
 
 class WeightsFailed(Answer, frozen=True, tag=True, array_like=True):
-    """The engine could not install the version asked for; it keeps the one it has."""
+    """`rank` could not install the version asked for; it keeps the one it has."""
 
-    engine: int
+    rank: int
     version: int
     reason: str
 
@@ -166,10 +168,37 @@ class TrajectoryFailed(Answer, frozen=True, tag=True, array_like=True):
 
 
 class RoundDone(Answer, frozen=True, tag=True, array_like=True):
-    """One core rank finished one round. Answers `Round`."""
+    """One rank finished one round. Answers `Round`, or `Accumulate` of a replica."""
 
     rank: int
     seconds: float
+
+
+class RoundRefused(Answer, frozen=True, tag=True, array_like=True):
+    """A rank of a replica cannot take the order: it holds another version. Answers `Accumulate`."""
+
+    rank: int
+    reason: str
+
+
+class ShareOffered(Answer, frozen=True, tag=True, array_like=True):
+    """This rank of a replica serves its part of the share. Answers `OfferShare`."""
+
+    rank: int
+
+
+class ShareHeld(Answer, frozen=True, tag=True, array_like=True):
+    """All that core rank `rank` needs of the share lies in its staging buffer. Answers `FetchShare`."""
+
+    rank: int
+    seconds: float
+
+
+class ShareLost(Answer, frozen=True, tag=True, array_like=True):
+    """The share cannot be offered, or core rank `rank` cannot fetch it. Answers `OfferShare` or `FetchShare`."""
+
+    rank: int
+    reason: str
 
 
 class StepDone(Answer, frozen=True, tag=True, array_like=True):
@@ -198,6 +227,15 @@ class StopRequested(Event, frozen=True, tag=True, array_like=True):
     author: str
 
 
+class OrderGiven(Event, frozen=True, tag=True, array_like=True):
+    """A person's order. `expected_epoch` is the allocation that its author saw; None: whatever it is."""
+
+    id: str
+    author: str
+    expected_epoch: int | None
+    order: Order
+
+
 AnyEvent = (
     RunStarted
     | RankJoined
@@ -216,7 +254,12 @@ AnyEvent = (
     | EpisodeEnded
     | TrajectoryFailed
     | RoundDone
+    | RoundRefused
+    | ShareOffered
+    | ShareHeld
+    | ShareLost
     | StepDone
     | TimerFired
     | StopRequested
+    | OrderGiven
 )

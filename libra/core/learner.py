@@ -12,26 +12,31 @@ from libra.config.schema import Config
 from libra.core.admission import Admission
 from libra.core.batch import advantages, pack
 from libra.core.commands import BatchConsumed, CloseStep, OpenStep, Round, Row
-from libra.core.events import RoundDone, StepDone
+from libra.core.events import RoundDone, RoundRefused, ShareHeld, ShareLost, ShareOffered, StepDone
+from libra.core.fleet import Fleet, Unit
 from libra.core.outbox import Outbox
+from libra.core.sharing import Sharing
 from libra.core.training import BatchFigures, TrainingStep
 from libra.core.trajectory import Group
 
 
 class Learner:
-    """`discard(ids)` forgets trajectories; `fatal(reason)` ends the run."""
+    """`discard(ids)` forgets trajectories; `fatal(reason)` ends the run; `consumed(busy_s)` is called after each batch."""
 
     def __init__(
         self,
         config: Config,
         out: Outbox,
         admission: Admission,
-        trainers: tuple[int, ...],
+        fleet: Fleet,
         discard: Callable[[list[int]], None],
         fatal: Callable[[str], None],
+        consumed: Callable[[float], None],
     ) -> None:
-        self.trainers = trainers
+        self.fleet = fleet
+        self.trainers = fleet.trainers
         self.out = out
+        self.sharing = Sharing(fleet, out, config.deadline.share_s, self._hand_out)
         self.admission = admission
         self.advantage: Literal["group_std", "group_mean"] = config.trainer.advantage
         self.micro_batch_tokens = config.trainer.micro_batch_tokens
@@ -43,6 +48,7 @@ class Learner:
         self._complete: dict[int, int] = {}
         self._discard = discard
         self._fatal = fatal
+        self._told_consumed = consumed
 
     def add(self, group: Group) -> None:
         self._groups.setdefault(group.slot, []).append(group)
@@ -63,11 +69,13 @@ class Learner:
     # --- steps
 
     def advance(self) -> None:
-        """Consume complete batches in order until one has to be trained."""
+        """Consume complete batches in order until one has to be trained; feed the replicas of the open step."""
+        if self.step is not None and self.fleet.replicas:
+            self._share()
         while self.step is None and not self.admission.exhausted and self.complete(self.admission.done):
             figures = self._assemble(self.admission.done)
             if figures.loss_tokens == 0:
-                self._consumed(figures, trained=False, loss=0.0, grad_norm=0.0, gap=None)
+                self._consumed(figures, 0.0, trained=False, loss=0.0, grad_norm=0.0, gap=None)
             else:
                 self._open(figures)
 
@@ -96,22 +104,68 @@ class Learner:
         return figures
 
     def _open(self, figures: BatchFigures) -> None:
-        queue = pack(figures.rows, self.micro_batch_tokens, len(self.trainers))
-        self.step = TrainingStep(figures, self.version + 1, self.trainers, queue)
+        lending = [r for r in self.fleet.replicas.values() if r.state == "serving"]
+        workers = len(self.trainers) + sum(len(r.ranks) for r in lending)
+        queue = pack(figures.rows, self.micro_batch_tokens, workers)
+        self.step = TrainingStep(figures, self.version + 1, self.trainers, queue, self.out.now)
         self.out.put(OpenStep(self.out.next_seq(), self.version, figures.batch, figures.loss_tokens, self.trainers))
-        self._hand_out(self.step)
+        self._hand_out()
+        self._share()
 
-    def _hand_out(self, step: TrainingStep) -> None:
+    def _hand_out(self) -> None:
+        """Rounds to the core, and the end of the step once nothing is left."""
+        step = self.step
+        if step is None:
+            return
         while (slots := step.take_round()) is not None:
             seq = self.out.put(Round(self.out.next_seq(), self.version, step.next_round - 1, step.ranks, slots))
             step.unanswered[seq] = list(step.ranks)
+            step.round_tokens[seq] = max((b.tokens for b in slots if b is not None), default=0)
         if step.ready_to_close:
             step.unclosed = list(step.ranks)
-            step.close_seq = self.out.put(CloseStep(self.out.next_seq(), self.version, step.version, step.ranks))
+            seq = self.out.next_seq()
+            step.close_seq = self.out.put(CloseStep(seq, self.version, step.version, step.ranks, step.held()))
+
+    def _share(self) -> None:
+        if (step := self.step) is not None and not step.closing:
+            self.sharing.advance(step, step.figures.loss_tokens)
+            self._hand_out()
 
     def round_done(self, e: RoundDone) -> None:
-        if self.step is not None and self.step.answered(e.cmd, e.rank):
-            self._hand_out(self.step)
+        step = self.step
+        if step is None:
+            return
+        if step.answered(e.cmd, e.rank):
+            tokens = step.round_tokens.pop(e.cmd)
+            if tokens:
+                self.sharing.core_pace.observe(e.seconds / tokens)
+            self._hand_out()
+        else:
+            self.sharing.round_done(step, e)
+
+    def share_event(self, e: ShareOffered | ShareHeld | ShareLost | RoundRefused) -> None:
+        if (step := self.step) is None:
+            return
+        match e:
+            case ShareOffered():
+                self.sharing.offered(step, e)
+            case ShareHeld():
+                self.sharing.held(step, e)
+            case ShareLost() | RoundRefused():
+                self.sharing.lost(step, e)
+        self._hand_out()
+
+    # --- replicas that leave
+
+    def released(self, replica: Unit) -> bool:
+        """Whether the open step needs nothing more from a replica that takes no orders any more."""
+        share = self.step.shares.get(replica.id) if self.step is not None else None
+        return share is None or share.settled
+
+    def withdraw(self, replica: Unit, reason: str) -> None:
+        """The replica's unshared work goes back to the queue."""
+        if self.step is not None:
+            self.sharing.withdraw(self.step, replica, reason)
 
     def step_done(self, e: StepDone) -> None:
         step = self.step
@@ -130,9 +184,18 @@ class Learner:
         if not step.unclosed:
             self.step = None
             self.version = step.version
-            self._consumed(step.figures, trained=True, loss=step.loss, grad_norm=step.grad_norm, gap=step.gap)
+            self._consumed(
+                step.figures,
+                self.out.now - step.began,
+                trained=True,
+                loss=step.loss,
+                grad_norm=step.grad_norm,
+                gap=step.gap,
+            )
 
-    def _consumed(self, f: BatchFigures, trained: bool, loss: float, grad_norm: float, gap: float | None) -> None:
+    def _consumed(
+        self, f: BatchFigures, busy_s: float, trained: bool, loss: float, grad_norm: float, gap: float | None
+    ) -> None:
         self.admission.consume(self.version)
         self.idle_since = self.out.now
         self.out.put(
@@ -154,3 +217,4 @@ class Learner:
             )
         )
         self._discard(f.members)
+        self._told_consumed(busy_s)

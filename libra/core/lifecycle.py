@@ -1,30 +1,32 @@
-"""Ranks and roles, from the first hello to a replaced engine.
+"""Ranks come and go; units are brought up, taken down, and brought up again.
 
-    RankJoined ─> StartRole ─> RoleReady ──(trainers, all ready)──> FormGroup ─> GroupFormed ─> WarmStart ─> WarmStarted
-                      ^            └─(engine)─> its ranks are up: it may install weights
-                      └── RoleExited (engine, restarts left) <── StopRole <── RoleStalled, or a deadline
+    RankJoined ... all ranks of a unit here ─> StartRole each ─> RoleReady each ─> FormGroup ─> GroupFormed each ─> fetching
+        ^                                                              (engines of one rank need no group)      (publication)
+        └── restarts left <── all of its roles ended <── StopRole each <── RoleExited, RoleStalled, RankLost, a deadline
 
-A core trainer that ends before the run does ends the run: its group cannot be mended (a resume can).
+The core's group, once formed, makes the warm start. A core rank that ends before the run does ends the run: its group cannot
+be mended (a resume can). Of any other unit all roles end when one does, and it starts afresh; the coordinator tells those
+who had given it work. Units that take part in a move are left to the move.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from libra.config.schema import DeadlineConfig
 from libra.core.commands import FormGroup, StartRole, StopRole, WarmStart
 from libra.core.events import GroupFormed, RankJoined, RankLost, RoleExited, RoleReady, RoleStalled, WarmStarted
-from libra.core.fleet import DeviceRank, Fleet
+from libra.core.fleet import CORE, Fleet, Unit
 from libra.core.outbox import Outbox
 
 
 class Lifecycle:
-    """`engine_down(id, reason)` and `fatal(reason)` are the coordinator's; called when an engine or the run cannot go on."""
+    """`down(unit, reason)` is called when a unit stops working, by will or not; `fatal(reason)` when the run cannot go on."""
 
     def __init__(
         self,
         fleet: Fleet,
         out: Outbox,
         deadline: DeadlineConfig,
-        engine_down: Callable[[int, str], None],
+        down: Callable[[Unit, str], None],
         fatal: Callable[[str], None],
     ) -> None:
         self.fleet = fleet
@@ -32,17 +34,37 @@ class Lifecycle:
         self.deadline = deadline
         self.warmed = False
         """Every core rank holds the weights of the warm start."""
-        self._engine_down = engine_down
+        self._down = down
         self._fatal = fatal
-        self._unformed: list[int] = []
         self._unwarmed: list[int] = []
-        self._form_seq = 0
         self._warm_seq = 0
+        self._idle: dict[int, None] = {}
+        """Units that may have to be brought up."""
 
     @property
     def warming(self) -> bool:
         """The warm start is under way."""
         return bool(self._unwarmed)
+
+    def advance(self) -> None:
+        """Bring up whatever is idle, has all of its ranks, and is in no move."""
+        if not self._idle:
+            return
+        for id in list(self._idle):
+            unit = self.fleet.unit(id)
+            if unit is None or unit.state != "idle":
+                del self._idle[id]
+            elif self._free(unit):
+                del self._idle[id]
+                self.bring_up(unit)
+
+    def _free(self, unit: Unit) -> bool:
+        ranks = [self.fleet.ranks[r] for r in unit.ranks]
+        return all(r.status == "here" and not r.move and not r.processes for r in ranks)
+
+    def look_at(self, unit: Unit) -> None:
+        """The unit may have become one that `advance` has to bring up."""
+        self._idle[unit.id] = None
 
     # --- ranks
 
@@ -62,99 +84,163 @@ class Lifecycle:
         rank = self.fleet.ranks.get(e.rank)
         if rank is None:
             self.out.report("warning", f"rank {e.rank} on {e.host} is not needed by this configuration and stays idle")
-        elif rank.status in ("absent", "lost"):
-            self._start(rank)
+        elif rank.status != "here":
+            rank.status, rank.host = "here", e.host
+            self._idle[rank.unit] = None
 
     def rank_lost(self, e: RankLost) -> None:
         rank = self.fleet.ranks.get(e.rank)
         if rank is None or rank.status == "lost":
             return
         rank.status = "lost"
-        if rank.role == "trainer":
+        units = list(rank.processes.values())
+        rank.processes.clear()
+        if rank.unit == CORE:
             self._fatal(f"lost the supervisor of core rank {e.rank}: {e.reason}")
-        else:
-            self._engine_down(rank.engine, f"rank {e.rank} is lost: {e.reason}")
+            return
+        self.out.report("warning", f"rank {e.rank} is lost: {e.reason}")
+        for id in units:
+            if (unit := self.fleet.unit(id)) is not None:
+                self.take_down(unit, f"rank {e.rank} is lost: {e.reason}")
+                self._check_ended(unit)
 
-    # --- roles
+    # --- up
 
-    def _start(self, rank: DeviceRank) -> None:
-        rank.status = "starting"
-        rank.start = self.out.put(
-            StartRole(self.out.next_seq(), rank.rank, rank.role, rank.epoch, rank.engine, rank.bucket)
-        )
-        start = rank.start
-        self.out.after(self.deadline.role_start_s, lambda: self._check_started(rank, start))
-
-    def _check_started(self, rank: DeviceRank, start: int) -> None:
-        if rank.start == start and rank.status == "starting":
-            self.stop_role(
-                rank, f"the {rank.role} role of rank {rank.rank} was not ready in {self.deadline.role_start_s:g} s"
-            )
-
-    def stop_role(self, rank: DeviceRank, reason: str) -> None:
-        """End a role that is of no use any more; its `RoleExited` decides what comes next."""
-        self.out.put(StopRole(self.out.next_seq(), rank.rank, rank.start, reason))
+    def bring_up(self, unit: Unit) -> None:
+        """Start its roles. All of its ranks are here."""
+        unit.state = "starting"
+        unit.attempt += 1
+        unit.awaited = list(unit.ranks)
+        for rank in unit.ranks:
+            seq = self.out.next_seq()
+            self.out.put(StartRole(seq, rank, unit.role, self.fleet.epoch, unit.id, unit.bucket))
+            unit.starts[rank] = seq
+            self.fleet.ranks[rank].processes[seq] = unit.id
+        self._deadline(unit, self.deadline.role_start_s, "did not start")
 
     def role_ready(self, e: RoleReady) -> None:
-        rank = self.fleet.ranks.get(e.rank)
-        if rank is None or rank.start != e.cmd or rank.status != "starting":
-            return
-        rank.status = "up"
-        if rank.role == "rollout":
-            engine = self.fleet.engines[rank.engine]
-            if self.fleet.all_up(engine.ranks):
-                engine.load.came_up()
-        elif self.fleet.all_up(self.fleet.trainers):
-            self._form_core()
+        unit = self._unit_of(e.rank, e.cmd)
+        if unit is not None and unit.state == "starting" and e.rank in unit.awaited:
+            unit.awaited.remove(e.rank)
+            if not unit.awaited:
+                self._form(unit)
 
-    def role_stalled(self, e: RoleStalled) -> None:
-        rank = self.fleet.ranks.get(e.rank)
-        if rank is not None and rank.start == e.start and rank.status in ("starting", "up"):
-            self.stop_role(rank, e.reason)
-
-    def role_exited(self, e: RoleExited) -> None:
-        rank = self.fleet.ranks.get(e.rank)
-        if rank is None or rank.start != e.start or rank.status == "lost":
+    def _form(self, unit: Unit) -> None:
+        if unit.role == "rollout" and len(unit.ranks) == 1:
+            self._formed(unit)
             return
-        rank.status = "down"
-        if rank.role == "trainer":
-            self._fatal(f"the trainer of core rank {e.rank} ended: {e.reason}")
-            return
-        given_up = rank.restarts >= self.deadline.role_restarts
-        if given_up:
-            rank.status = "lost"
-            self.out.report("error", f"rank {e.rank} is given up after {rank.restarts} restarts: {e.reason}")
-        self._engine_down(rank.engine, e.reason)
-        if given_up:
-            return
-        rank.restarts += 1
-        rank.epoch += 1
-        self._start(rank)
-
-    # --- the core group and its first weights
-
-    def _form_core(self) -> None:
-        self._unformed = list(self.fleet.trainers)
-        self._form_seq = self.out.put(FormGroup(self.out.next_seq(), "core", self.fleet.trainers, 0, 0))
-        self._deadline(self.deadline.group_s, "form the core process group", lambda: self._unformed)
+        unit.state = "forming"
+        unit.awaited = list(unit.ranks)
+        group = "core" if unit.id == CORE else f"unit-{unit.id}"
+        unit.command = self.out.put(
+            FormGroup(self.out.next_seq(), group, unit.ranks, self.fleet.epoch, unit.attempt - 1)
+        )
+        self._deadline(unit, self.deadline.group_s, "did not form the process group")
 
     def group_formed(self, e: GroupFormed) -> None:
-        if e.cmd != self._form_seq or e.rank not in self._unformed:
+        unit = self._unit_of(e.rank)
+        if unit is None or unit.state != "forming" or e.cmd != unit.command or e.rank not in unit.awaited:
             return
-        self._unformed.remove(e.rank)
-        if not self._unformed:
-            self._unwarmed = list(self.fleet.trainers)
-            self._warm_seq = self.out.put(WarmStart(self.out.next_seq(), self.fleet.trainers))
-            self._deadline(self.deadline.warm_start_s, "finish the warm start", lambda: self._unwarmed)
+        unit.awaited.remove(e.rank)
+        if not unit.awaited:
+            self._formed(unit)
+
+    def _formed(self, unit: Unit) -> None:
+        unit.command = 0
+        unit.state = "fetching"
+        self.fleet.changes += 1
+        if unit.id == CORE:
+            self._warm_start()
+
+    def _unit_of(self, rank: int, start: int | None = None) -> Unit | None:
+        """The unit of a process on `rank`: that of `start`, or the one that forms a group."""
+        device = self.fleet.ranks.get(rank)
+        if device is None:
+            return None
+        if start is not None:
+            id = device.processes.get(start)
+            return None if id is None else self.fleet.unit(id)
+        units = [self.fleet.unit(id) for id in device.processes.values()]
+        return next((u for u in units if u is not None and u.state == "forming"), None)
+
+    def _deadline(self, unit: Unit, seconds: float, what: str) -> None:
+        state, attempt = unit.state, unit.attempt
+
+        def check() -> None:
+            if unit.state == state and unit.attempt == attempt:
+                missing = ", ".join(str(r) for r in unit.awaited)
+                self.fail(unit, f"{unit.name}: rank {missing} {what} within {seconds:g} s", unit.awaited)
+
+        self.out.after(seconds, check)
+
+    # --- the first weights
+
+    def _warm_start(self) -> None:
+        self._unwarmed = list(self.fleet.trainers)
+        self._warm_seq = self.out.put(WarmStart(self.out.next_seq(), self.fleet.trainers))
+        seconds = self.deadline.warm_start_s
+
+        def check() -> None:
+            if self._unwarmed:
+                self._fatal(f"core ranks {self._unwarmed} did not finish the warm start within {seconds:g} s")
+
+        self.out.after(seconds, check)
 
     def warm_started(self, e: WarmStarted) -> None:
         if e.cmd == self._warm_seq and e.rank in self._unwarmed:
             self._unwarmed.remove(e.rank)
             self.warmed = not self._unwarmed
 
-    def _deadline(self, seconds: float, what: str, missing: Callable[[], list[int]]) -> None:
-        def check() -> None:
-            if missing():
-                self._fatal(f"core ranks {missing()} did not {what} within {seconds:g} s")
+    # --- down
 
-        self.out.after(seconds, check)
+    def take_down(self, unit: Unit, reason: str) -> None:
+        """End all of its roles. It is idle once the last one has ended."""
+        if not unit.live:
+            return
+        unit.went_down()
+        self._down(unit, reason)
+        for rank, start in unit.starts.items():
+            if start in self.fleet.ranks[rank].processes:
+                self.out.put(StopRole(self.out.next_seq(), rank, start, reason))
+        self._check_ended(unit)
+
+    def fail(self, unit: Unit, reason: str, culprits: Sequence[int]) -> None:
+        """It is of no use as it is: end it. It starts afresh while it has restarts left; then the culprits are given up."""
+        if unit.id == CORE:
+            self._fatal(reason)
+        elif unit.live:
+            if unit.restarts >= self.deadline.role_restarts and not unit.gated:
+                for rank in culprits:
+                    self.fleet.ranks[rank].status = "lost"
+                ranks = ", ".join(map(str, culprits))
+                self.out.report("error", f"rank {ranks} is given up after {unit.restarts} restarts: {reason}")
+            unit.restarts += 1
+            self.take_down(unit, reason)
+
+    def role_stalled(self, e: RoleStalled) -> None:
+        unit = self._unit_of(e.rank, e.start)
+        if unit is not None and unit.live:
+            if unit.id == CORE:  # its process may be stuck for good; the end of it ends the run
+                self.out.put(StopRole(self.out.next_seq(), e.rank, e.start, e.reason))
+            else:
+                self.fail(unit, f"rank {e.rank}: {e.reason}", (e.rank,))
+
+    def role_exited(self, e: RoleExited) -> None:
+        rank = self.fleet.ranks.get(e.rank)
+        if rank is None or (id := rank.processes.pop(e.start, None)) is None:
+            return
+        unit = self.fleet.unit(id)
+        if unit is None:  # it left in a move
+            self._idle[rank.unit] = None
+        elif unit.id == CORE:
+            self._fatal(f"the trainer of core rank {e.rank} ended: {e.reason}")
+        else:
+            self.fail(unit, e.reason, (e.rank,))
+            self._check_ended(unit)
+
+    def _check_ended(self, unit: Unit) -> None:
+        left = any(start in self.fleet.ranks[rank].processes for rank, start in unit.starts.items())
+        if unit.state == "ending" and not left:
+            unit.state = "idle"
+            unit.starts.clear()
+            self._idle[unit.id] = None

@@ -16,7 +16,7 @@ from libra.config.schema import Config
 from libra.core.causality import CausalityTree, TreeConfig
 from libra.core.cost.correction import Correction
 from libra.core.events import ToolReturned
-from libra.core.fleet import Fleet
+from libra.core.fleet import Engine, Fleet
 from libra.core.scheduler import PAPERS, make
 from libra.core.scheduler.index import EngineIndex
 from libra.core.scheduler.load import NOTHING, RoomTaken
@@ -57,18 +57,35 @@ class Placement:
         self.tree = CausalityTree(
             TreeConfig(decay=decay, pseudo_count=scheduler.tree.pseudo_count, max_nodes=scheduler.tree.max_nodes)
         )
-        self.seats = Seats(len(fleet.engines))
+        self.seats = Seats()
         self.policy = make(scheduler, self.shapes, self.tree, self.seats, foresight)
         self.correction = Correction()
         """Observed against predicted seconds of turns, by bucket name."""
         self.decisions: dict[int, Decision] = {}
         """The last decision about each live trajectory."""
-        self.index = EngineIndex([e.load for e in fleet.engines], len(self.shapes))
+        self.index = EngineIndex((), len(self.shapes))
+        for engine in fleet.engines.values():
+            self.engine_added(engine)
         self._sizes = SizeClasses(small_tokens=scheduler.small_tokens, medium_tokens=scheduler.medium_tokens)
         self._family = scheduler.family or str(config.env.__struct_config__.tag)
         self._reserve_share = scheduler.reserve_share
         self._largest = max(b.kv_tokens for b in config.bucket)
         self._routes: dict[int, Route] = {}
+
+    # --- engines
+
+    def engine_added(self, engine: Engine) -> None:
+        self.index.add(engine.load)
+        self.recount(engine.bucket)
+
+    def engine_removed(self, engine: Engine) -> None:
+        """It is gone for good; nothing runs there any more."""
+        self.index.remove(engine.load)
+        self.seats.removed(engine.id)
+
+    def recount(self, bucket: int) -> None:
+        """How many engines the shape has."""
+        self.shapes[bucket].engines = sum(e.bucket == bucket for e in self.fleet.engines.values())
 
     # --- trajectories
 
@@ -125,7 +142,7 @@ class Placement:
     def decide(self, traj: Trajectory, floor: int) -> Decision | None:
         """Where the turn goes, or what it waits for; None where no engine may take it now."""
         need = self.need_tokens(traj)
-        last = self.fleet.engines[traj.engine].load if traj.engine >= 0 else None
+        last = None if (engine := self.fleet.engines.get(traj.engine)) is None else engine.load
         whole = traj.context_tokens + traj.max_new_tokens
         offer = self.index.offer(need, whole, floor, last)
         if offer is None:
@@ -155,7 +172,7 @@ class Placement:
 
     def queued(self, target: Target, tokens: int) -> None:
         """So much more (less, where negative) KV room is waited for at `target`."""
-        bucket = self.fleet.engines[target].load.bucket if target >= 0 else ~target
+        bucket = self.fleet.bucket_of(target) if target >= 0 else ~target
         self.shapes[bucket].queued_tokens += tokens
 
     def _forecast(self, traj: Trajectory) -> Forecast:

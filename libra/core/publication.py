@@ -1,30 +1,32 @@
-"""Who holds which weights, and which engine is told to fetch what.
+"""Who holds which weights, and who is told to fetch what.
 
-A version exists once *all* core ranks hold their shards of it. An engine has one installation under way at a time and always
-fetches the newest, so a slow engine skips versions and never makes anybody wait. An engine that fails to install again and
-again, or does not answer, is of no use: it is reported, with the reason, and replaced.
+A version exists once *all* core ranks hold their shards of it. A unit, engine or gradient replica, has one installation under
+way at a time, on all of its ranks, and always fetches the newest; so a slow one skips versions and never makes anybody wait.
+Where its ranks end up with different versions (one came too late and got a newer one) it fetches again. A unit that fails to
+install again and again, or does not answer, is of no use: it is reported, with the reason, and starts afresh.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from libra.config.schema import DeadlineConfig
 from libra.core.commands import InstallWeights
 from libra.core.events import WeightsFailed, WeightsHeld, WeightsInstalled
-from libra.core.fleet import Engine, Fleet
+from libra.core.fleet import Fleet, Unit
 from libra.core.outbox import Outbox
+from libra.core.scheduler.load import NO_WEIGHTS
 from libra.core.trajectory import NO_VERSION
 
 FAILURES_LIMIT = 3
-"""Installations that may fail in a row before the engine is replaced."""
+"""Installations that may fail in a row before the unit starts afresh."""
 ANSWER_MARGIN_S = 5.0
-"""The engine itself gives up at `deadline.weights_s`; without any answer so much later it counts as silent."""
+"""A rank itself gives up at `deadline.weights_s`; without any answer so much later it counts as silent."""
 
 
 class Publication:
-    """`replace(engine, reason)` is the coordinator's: end the engine's roles so that they start afresh."""
+    """`fail(unit, reason, culprits)` ends the unit's roles so that they start afresh."""
 
     def __init__(
-        self, fleet: Fleet, out: Outbox, deadline: DeadlineConfig, replace: Callable[[Engine, str], None]
+        self, fleet: Fleet, out: Outbox, deadline: DeadlineConfig, fail: Callable[[Unit, str, Sequence[int]], None]
     ) -> None:
         self.fleet = fleet
         self.out = out
@@ -32,53 +34,87 @@ class Publication:
         self.newest = NO_VERSION
         """The newest version that all core ranks hold."""
         self._held: dict[int, int] = dict.fromkeys(fleet.trainers, NO_VERSION)
-        self._replace = replace
+        self._fetching: dict[int, Unit] = {}
+        """`InstallWeights` under way -> its unit."""
+        self._looked_at = (False, NO_VERSION, -1)
+        """What `advance` saw last: without a change there is nothing to do, however many units there are."""
+        self._fail = fail
 
     def held(self, e: WeightsHeld) -> None:
         if e.rank in self._held:
             self._held[e.rank] = max(self._held[e.rank], e.version)
             self.newest = max(self.newest, min(self._held.values()))
 
-    def advance(self, only_fresh: bool) -> None:
-        """Tell every engine that is up, behind and not already fetching to fetch the newest version.
+    def advance(self, keep_engines: bool) -> None:
+        """Tell every unit that is behind and not fetching to fetch the newest version; open those that wait for nothing else.
 
-        `only_fresh`: only those that hold no weights at all; without any an engine is of no use to anybody.
+        `keep_engines`: engines that hold some version keep it for now. (Without any an engine is of no use to anybody.)
         """
-        for engine in self.fleet.engines:
-            load = engine.load
-            if only_fresh and load.version != NO_VERSION:
+        looked_at = (keep_engines, self.newest, self.fleet.changes)
+        if looked_at == self._looked_at:
+            return
+        self._looked_at = looked_at
+        for unit in self.fleet.units():
+            if not unit.fetches:
                 continue
-            if load.version < self.newest and load.up and not engine.installing:
-                seq = self.out.next_seq()
-                engine.installing = self.out.put(InstallWeights(seq, engine.id, self.newest))
-                engine.installing_version = self.newest
-                self.out.after(
-                    self.deadline.weights_s + ANSWER_MARGIN_S, lambda engine=engine, seq=seq: self._silent(engine, seq)
-                )
+            version = unit.version
+            if unit.state == "fetching" and version != NO_WEIGHTS:
+                unit.state = "ready"
+            if unit.state == "ready" and not unit.gated:
+                unit.open()
+            kept = keep_engines and unit.role == "rollout" and version != NO_WEIGHTS
+            if version < self.newest and not unit.command and not kept:
+                self._order(unit)
+
+    def _order(self, unit: Unit) -> None:
+        seq = self.out.next_seq()
+        unit.command, unit.asked, unit.awaited = seq, self.newest, list(unit.ranks)
+        self._fetching[seq] = unit
+        self.out.put(InstallWeights(seq, unit.id, self.newest, unit.ranks))
+        self.out.after(self.deadline.weights_s + ANSWER_MARGIN_S, lambda: self._silent(unit, seq))
 
     def installed(self, e: WeightsInstalled) -> None:
-        engine = self.fleet.engines[e.engine]
-        if engine.installing == e.cmd:
-            engine.installing = 0
-            engine.failures = 0
-            engine.load.installed(e.version)
+        unit = self._answered(e.cmd, e.rank)
+        if unit is None:
+            return
+        unit.held[e.rank] = e.version
+        if not unit.awaited:
+            self._over(unit)
+            if (version := unit.version) != NO_WEIGHTS:
+                unit.failures = 0
+                unit.installed(version)
 
     def failed(self, e: WeightsFailed) -> None:
-        engine = self.fleet.engines[e.engine]
-        if engine.installing != e.cmd:
+        unit = self._answered(e.cmd, e.rank)
+        if unit is None:
             return
-        engine.installing = 0
-        engine.failures += 1
-        self.out.report("warning", f"engine {e.engine} could not install version {e.version}: {e.reason}")
-        if engine.failures >= FAILURES_LIMIT:
-            self._replace(engine, f"engine {e.engine} failed to install weights {engine.failures} times: {e.reason}")
+        self._over(unit)
+        unit.failures += 1
+        self.out.report("warning", f"{unit.name} could not install version {e.version}: {e.reason}")
+        if unit.failures >= FAILURES_LIMIT:
+            self._fail(unit, f"{unit.name} failed to install weights {unit.failures} times: {e.reason}", (e.rank,))
 
-    def _silent(self, engine: Engine, seq: int) -> None:
-        if engine.installing == seq:
+    def _answered(self, cmd: int, rank: int) -> Unit | None:
+        unit = self._fetching.get(cmd)
+        if unit is None or unit.command != cmd or rank not in unit.awaited:
+            return None
+        unit.awaited.remove(rank)
+        return unit
+
+    def _over(self, unit: Unit) -> None:
+        self._fetching.pop(unit.command, None)
+        unit.command = 0
+        unit.awaited.clear()
+        self.fleet.changes += 1
+
+    def _silent(self, unit: Unit, seq: int) -> None:
+        self._fetching.pop(seq, None)
+        if unit.command == seq:
             waited = self.deadline.weights_s + ANSWER_MARGIN_S
+            ranks = ", ".join(str(r) for r in unit.awaited)
             reason = (
-                f"engine {engine.id} has not answered about version {engine.installing_version} for {waited:g} s"
-                f" (it holds version {engine.load.version})"
+                f"{unit.name} has not answered about version {unit.asked} for {waited:g} s"
+                f" (rank {ranks}; it holds version {unit.version})"
             )
             self.out.report("warning", reason)
-            self._replace(engine, reason)
+            self._fail(unit, reason, unit.awaited)

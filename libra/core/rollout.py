@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from libra.config.schema import Config
-from libra.core.commands import Act, Discard, Generate, Kind, OpenTrajectory
+from libra.core.commands import Act, CutTurn, Discard, Generate, Kind, OpenTrajectory
 from libra.core.events import EpisodeEnded, ToolReturned, TrajectoryFailed, TurnGenerated, TurnReady
 from libra.core.fleet import Engine, Fleet
 from libra.core.outbox import Outbox
@@ -48,7 +48,7 @@ class Rollout:
         """Groups that are not complete yet."""
         self.failed = 0
         self._trajectories: dict[int, Trajectory] = {}
-        self._running: dict[int, dict[int, Trajectory]] = {e.id: {} for e in fleet.engines}
+        self._running: dict[int, dict[int, Trajectory]] = {}
         self._next_traj = 0
         self._next_group = 0
         self._floor = floor
@@ -253,7 +253,7 @@ class Rollout:
         traj.patient = True
         self.placement.start(traj, engine, self.out.now)
         traj.stage = "generating"
-        self._running[engine][traj.id] = traj
+        self._running.setdefault(engine, {})[traj.id] = traj
         traj.awaited = self.out.put(Generate(self.out.next_seq(), traj.id, engine, traj.max_new_tokens))
 
     def _resume(self, traj: Trajectory) -> None:
@@ -264,11 +264,14 @@ class Rollout:
 
     def engine_down(self, engine: Engine) -> None:
         """Its running turns start again elsewhere; keyed noise samples the same tokens again under the same weights."""
-        running = list(self._running[engine.id].values())
-        self._running[engine.id].clear()
-        for traj in running:
+        for traj in self._running.pop(engine.id, {}).values():
             self.placement.turn_lost(traj)
             self._resume(traj)
+
+    def cut(self, engine: Engine) -> None:
+        """End its running turns at a token boundary: each comes back with what it has, and goes on elsewhere."""
+        for traj in self._running.get(engine.id, {}).values():
+            self.out.put(CutTurn(self.out.next_seq(), traj.id, engine.id))
 
     def stages(self) -> dict[str, int]:
         """How many trajectories are in each stage."""

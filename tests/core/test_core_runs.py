@@ -62,7 +62,7 @@ def test_no_delay_failure_or_death_breaks_a_run(mode: str, seed: int, fail: floa
         assert len(consumed) == 6
         assert shell.core.rollout.stages() == {}
         assert shell.episodes == {}
-        assert all(x.load.running == x.load.reserved_tokens == 0 for x in shell.core.fleet.engines)
+        assert all(x.load.running == x.load.reserved_tokens == 0 for x in shell.core.fleet.engines.values())
     else:
         assert "no engine is left" in shell.end.reason
 

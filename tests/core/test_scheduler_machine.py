@@ -116,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         t, plain = self.now, how == "plain"
         match command:
             case c.InstallWeights():
-                self.tell(e.WeightsInstalled(t, seq, command.engine, command.version, 0.1))
+                self.tell(e.WeightsInstalled(t, seq, command.ranks[0], command.version, 0.1))
             case c.OpenTrajectory():
                 self.context[command.traj] = 8
                 self.tell(e.TurnReady(t, seq, command.traj, 8, 12))
@@ -142,14 +142,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(engine=st.integers(0, 2), dt=st.floats(0.0, 3.0))
     def kill(self, engine: int, dt: float) -> None:
-        rank = self.core.fleet.ranks[self.core.fleet.engines[engine].ranks[0]]
-        if rank.restarts >= self.config.deadline.role_restarts:
+        unit = self.core.fleet.engines[engine]
+        rank = self.core.fleet.ranks[unit.ranks[0]]
+        if unit.restarts >= self.config.deadline.role_restarts:
             return
         self.now += dt  # the core sees time pass by events alone
         self.asked = {
             s: x
             for s, x in self.asked.items()
-            if not (isinstance(x, c.Generate | c.InstallWeights) and x.engine == engine)
+            if not (isinstance(x, c.Generate) and x.engine == engine)
+            and not (isinstance(x, c.InstallWeights) and x.unit == engine)
         }
         self.tell(e.RoleExited(self.now, rank.rank, self.starts[rank.rank], -9, "killed"))
 
@@ -163,17 +165,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         running = [x for x in self.asked.values() if isinstance(x, c.Generate)]
         assert len({x.traj for x in running}) == len(running), "a trajectory on two engines"
         placement = self.core.placement
-        for engine in self.core.fleet.engines:
+        for engine in self.core.fleet.engines.values():
             load = engine.load
             here = [x for x in running if x.engine == load.id]
             needs = [self.context[x.traj] + x.max_new_tokens for x in here]
             assert load.running == len(here) <= load.max_batch
             assert load.reserved_tokens == sum(needs) <= load.kv_tokens
             assert load.outstanding_tokens == sum(x.max_new_tokens for x in here)
-        assert min(placement.seats.active) >= 0
+        assert min(placement.seats.active.values(), default=0) >= 0
         live = [t for t in self.core.rollout._trajectories.values() if t.live]
         assert set(placement._routes) == {t.id for t in live} == set(placement.tree.walks)
-        assert sum(placement.seats.active) <= len(live) + len(running)
+        assert sum(placement.seats.active.values()) <= len(live) + len(running)
         assert set(placement.decisions) <= {t.id for t in live}
 
     @invariant()
@@ -193,7 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_index_offers_what_a_search_of_all_engines_finds(self) -> None:
-        loads = [x.load for x in self.core.fleet.engines]
+        loads = [x.load for x in self.core.fleet.engines.values()]
         for need, floor in ((20, 0), (60, 0), (250, 0), (450, 0), (501, 0), (20, self.core.publication.newest)):
             may = [x for x in loads if x.up and x.version >= max(0, floor) and x.fits(need)]
             offer = self.core.placement.index.offer(need, need, floor, None)

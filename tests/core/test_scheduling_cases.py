@@ -173,7 +173,7 @@ def test_case_9_a_tie_stays() -> None:
 
 def test_case_10_moves_are_transactions() -> None:
     source, target = 0, 1
-    seats = Seats(2)
+    seats = Seats()
     seats.reserve(7, source)
     seats.commit(7)
     counts = []

@@ -84,7 +84,7 @@ class VirtualShell:
             self.episodes[event.traj].context += event.tokens
             self.episodes[event.traj].sampled += event.tokens
         if isinstance(event, e.RoleExited):
-            for engine in self.core.fleet.engines:
+            for engine in self.core.fleet.engines.values():
                 if event.rank in engine.ranks and self.starts.get(event.rank) == event.start:
                     self.reserved[engine.id] = {}
         for command in self.core.handle(event):
@@ -102,9 +102,9 @@ class VirtualShell:
         match command:
             case c.StartRole():
                 self.starts[command.rank] = command.seq
-                if command.engine >= 0:
-                    self.engine_version[command.engine] = -1
-                    self.reserved[command.engine] = {}
+                if command.role == "rollout":
+                    self.engine_version[command.unit] = -1
+                    self.reserved[command.unit] = {}
                 self.at(self.soon(), e.RoleReady, cmd=command.seq, rank=command.rank)
             case c.StopRole():
                 self.at(self.soon(), e.RoleExited, rank=command.rank, start=command.start, code=-9, reason="stopped")
@@ -116,11 +116,12 @@ class VirtualShell:
                     self.at(1.0, e.WarmStarted, cmd=command.seq, rank=rank, cached=False, loss=0.1, seconds=1.0)
                     self.at(1.0 + self.soon(), e.WeightsHeld, rank=rank, version=0)
             case c.InstallWeights():
-                self.engine_version[command.engine] = max(self.engine_version[command.engine], command.version)
-                self.at(
-                    self.soon(), e.WeightsInstalled,
-                    cmd=command.seq, engine=command.engine, version=command.version, seconds=0.01,
-                )  # fmt: skip
+                self.engine_version[command.unit] = max(self.engine_version.get(command.unit, -1), command.version)
+                for rank in command.ranks:
+                    self.at(
+                        self.soon(), e.WeightsInstalled,
+                        cmd=command.seq, rank=rank, version=command.version, seconds=0.01,
+                    )  # fmt: skip
             case c.OpenTrajectory():
                 turns = 1 + int(r.paretovariate(1.2))
                 self.episodes[command.traj] = Episode(command.kind, min(turns, 12), r.random() < self.fail_rate)

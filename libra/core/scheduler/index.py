@@ -7,7 +7,7 @@ versions in use (at most lag + 2), not with the engines. If the roomiest engine 
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from libra.core.scheduler.load import EngineLoad
 from libra.core.scheduler.policy import Offer, Target, bucket_target
@@ -32,18 +32,31 @@ class Shelf:
 
 
 class EngineIndex:
-    """`loads` are all engines, by id; from now on their changes are followed."""
+    """The engines that were added, by id; their changes are followed."""
 
-    def __init__(self, loads: Sequence[EngineLoad], buckets: int) -> None:
-        self._loads = loads
+    def __init__(self, loads: Iterable[EngineLoad], buckets: int) -> None:
+        self._loads: dict[int, EngineLoad] = {}
         self._buckets: list[dict[int, Shelf]] = [{} for _ in range(buckets)]
         self._filed: dict[int, tuple[int, RoomKey, LoadKey]] = {}
         self._freed: dict[Target, None] = {}
+        self._busy: dict[int, bool] = {}
+        """Whether each engine that serves has running turns."""
+        self._busy_count = 0
         for load in loads:
-            load.on_change = self._changed
-            self._changed(load, True)
+            self.add(load)
 
     # --- kept
+
+    def add(self, load: EngineLoad) -> None:
+        self._loads[load.id] = load
+        load.on_change = self._changed
+        self._changed(load, True)
+
+    def remove(self, load: EngineLoad) -> None:
+        """It is gone for good; who waited for it is told as if it had got room."""
+        load.went_down()
+        load.on_change = None
+        del self._loads[load.id]
 
     def _changed(self, load: EngineLoad, room: bool) -> None:
         shelves = self._buckets[load.bucket]
@@ -64,9 +77,21 @@ class EngineIndex:
             insort(shelf.by_room, room_key)
             insort(shelf.by_load, load_key)
             self._filed[load.id] = (load.version, room_key, load_key)
+        self._count_busy(load)
         if room:
             self._freed[load.id] = None
             self._freed[bucket_target(load.bucket)] = None
+
+    def _count_busy(self, load: EngineLoad) -> None:
+        before = self._busy.pop(load.id, False)
+        busy = load.running > 0
+        if load.up:
+            self._busy[load.id] = busy
+        self._busy_count += (busy and load.up) - before
+
+    def at_work(self) -> tuple[int, int]:
+        """(engines that serve, those of them with running turns)."""
+        return len(self._busy), self._busy_count
 
     def take_freed(self) -> list[Target]:
         """Engines and buckets that may have got room, or ceased to serve, since the last call."""
@@ -125,8 +150,8 @@ class EngineIndex:
     def serves(self, target: Target, whole_tokens: int, floor: int) -> bool:
         """Whether waiting for `target` can end: some engine of it is up, new enough, and large enough for the turn."""
         if target >= 0:
-            load = self._loads[target]
-            return load.up and load.version >= floor and whole_tokens <= load.kv_tokens
+            load = self._loads.get(target)
+            return load is not None and load.up and load.version >= floor and whole_tokens <= load.kv_tokens
         for version, shelf in self._buckets[~target].items():
             if version >= floor and whole_tokens <= self._loads[shelf.by_room[0][2]].kv_tokens:
                 return True

@@ -53,6 +53,11 @@ class EngineLoad:
         self.up = True
         self._changed(True)
 
+    def close(self) -> None:
+        """No new turns; its weights and prefixes stay."""
+        self.up = False
+        self._changed(True)
+
     def went_down(self) -> None:
         self.up = False
         self.version = NO_WEIGHTS

@@ -7,14 +7,16 @@ A trajectory keeps its seat while its tool runs, so seats show where trajectorie
 is another book: `EngineLoad` holds it while the turn runs.)
 """
 
+from collections import defaultdict
+
 from libra.errors import CoreError
 
 
 class Seats:
-    """`active[engine]` counts the trajectories that are seated or expected there."""
+    """`active[engine]` counts the trajectories that are seated or expected there; 0 of an engine never heard of."""
 
-    def __init__(self, engines: int) -> None:
-        self.active = [0] * engines
+    def __init__(self) -> None:
+        self.active: defaultdict[int, int] = defaultdict(int)
         self._home: dict[int, int] = {}
         self._target: dict[int, int] = {}
 
@@ -50,6 +52,12 @@ class Seats:
         home = self._home.pop(traj, None)
         if home is not None:
             self.active[home] -= 1
+
+    def removed(self, engine: int) -> None:
+        """The engine is gone for good: nobody is seated there any more. Nobody may be expected there."""
+        for traj in [t for t, home in self._home.items() if home == engine]:
+            del self._home[traj]
+        self.active.pop(engine, None)
 
     def _take(self, traj: int) -> int:
         target = self._target.pop(traj, None)

@@ -54,6 +54,7 @@ class Shape:
         self.index = index
         self.name = bucket.name
         self.engines = bucket.engines
+        """How many there are now; 0 is possible where ranks move."""
         self.costs = costs
         self.kv_move = kv_move
         """Engines can fetch a prefix from another engine; else it is always computed again."""

@@ -67,7 +67,7 @@ class TrajectoryPriority(Policy):
         lengths = [ordered[(2 * i + 1) * len(ordered) // (2 * POINTS)] for i in range(POINTS)]
         shapes = [self.shapes[b] for b in self.by_tp]
         scale = len(ordered) / POINTS
-        cuts = split(lengths, [(s.engines * s.speed / scale, 1.0 / s.costs.step_s(1, 0)) for s in shapes])
+        cuts = split(lengths, [(max(s.engines, 1e-9) * s.speed / scale, 1.0 / s.costs.step_s(1, 0)) for s in shapes])
         return tuple(lengths[c - 1] if c else 0.0 for c in cuts)
 
 

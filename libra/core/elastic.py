@@ -1,0 +1,181 @@
+"""Who moves ranks: people by their orders, the rule by itself; and who goes before whom.
+
+    OrderGiven ──> legal? ──no──> AnswerOrder(refused, why)
+                     └─yes─> moves begin, AnswerOrder(accepted), a hold: nothing automatic undoes a person while it lasts
+    BatchConsumed ──> the rule's proposal ──(no hold, no move under way)──> legal? ──> a move begins
+
+Orders are idempotent: one that was answered is answered again in the same words. `undo` takes back what the last accepted
+order of a person did, whether its moves are still under way or over.
+"""
+
+from collections import OrderedDict
+from math import inf
+
+from libra.config.schema import Config
+from libra.core.allocation import Allocation, Refused
+from libra.core.balance import Balance, Proposal, Ranks
+from libra.core.commands import AnswerOrder
+from libra.core.events import OrderGiven
+from libra.core.fleet import Fleet
+from libra.core.handover import Handover, Move, Plan
+from libra.core.orders import Allocate, CancelMove, Hold, MoveRanks, Order, Undo
+from libra.core.outbox import Outbox
+
+ANSWERS_KEPT = 256
+"""Answered orders that are remembered by their id."""
+HISTORY_KEPT = 64
+"""Moves that are over and remembered."""
+
+
+class Elastic:
+    def __init__(self, config: Config, fleet: Fleet, out: Outbox, handover: Handover, allocation: Allocation) -> None:
+        self.config = config.elastic
+        self.fleet = fleet
+        self.out = out
+        self.handover = handover
+        self.allocation = allocation
+        self.balance = Balance(config.elastic)
+        self.hold_until = 0.0
+        """No automatic move before this time, in seconds of the run."""
+        self.history: list[Move] = []
+        """The last moves that are over, oldest first."""
+        self.proposal: Proposal | None = None
+        """What the rule would do now, held back or not."""
+        self._answers: OrderedDict[str, AnswerOrder] = OrderedDict()
+        self._done: list[int] = []
+        """Moves of the last accepted order of a person."""
+        self._idle_s = 0.0
+        """Engine seconds without work since the last batch, as a share of all engines."""
+        self._looked_at = 0.0
+        self._batch_at: float | None = None
+
+    # --- people
+
+    def order(self, e: OrderGiven, ready: bool) -> None:
+        """`ready`: the run is past its warm start and not over."""
+        known = self._answers.get(e.id)
+        if known is not None:
+            self._answer(e.id, known.accepted, known.reason)
+            return
+        try:
+            if not ready:
+                raise Refused("the run is not under way yet, or it is ending; try again when it is training")
+            if e.expected_epoch is not None and e.expected_epoch != self.fleet.epoch:
+                raise Refused(
+                    f"the allocation has changed since: got epoch {e.expected_epoch}, expected {self.fleet.epoch}; look again"
+                )
+            said = self._carry_out(e.order, e.author)
+        except Refused as x:
+            self._answer(e.id, False, str(x))
+        else:
+            self._answer(e.id, True, said)
+
+    def _answer(self, id: str, accepted: bool, reason: str) -> None:
+        answer = AnswerOrder(self.out.next_seq(), id, accepted, reason, self.fleet.epoch)
+        self.out.put(answer)
+        self._answers[id] = answer
+        while len(self._answers) > ANSWERS_KEPT:
+            self._answers.popitem(last=False)
+
+    def _carry_out(self, order: Order, author: str) -> str:
+        """What was done, for people. Raises Refused, and then nothing was."""
+        match order:
+            case Allocate() | MoveRanks():
+                plans = self.allocation.plans_for(order)
+                if not plans:
+                    return "nothing to do: it is like that already"
+                return self._begin(plans, author)
+            case Undo():
+                return self._undo(author)
+            case CancelMove(move=id):
+                move = self.handover.moves.get(id)
+                if move is None or move.stage not in ("draining", "preparing"):
+                    raise Refused(f"move {id} is not under way")
+                self.handover.cancel(move, f"cancelled by {author}")
+                self._hold(self.config.hold_s)
+                return f"move {id} is taken back"
+            case Hold(seconds=seconds):
+                if not 0 <= seconds < inf:
+                    raise Refused(f"got a hold of {seconds} s, expected 0 or more")
+                self.hold_until = self.out.now + seconds
+                return f"nothing moves by itself for {seconds:g} s" if seconds else "the rule may move ranks again"
+
+    def _begin(self, plans: list[Plan], author: str) -> str:
+        moves = [self.handover.begin(plan, author, self.config.prepare_first) for plan in plans]
+        self._done = [move.id for move in moves]
+        self._hold(self.config.hold_s)
+        return ", ".join(f"move {m.id}: {m.what}" for m in moves)
+
+    def _hold(self, seconds: float) -> None:
+        self.hold_until = max(self.hold_until, self.out.now + seconds)
+
+    def _undo(self, author: str) -> str:
+        if not self._done:
+            raise Refused("there is no order to take back")
+        under_way = [m for id in self._done if (m := self.handover.moves.get(id)) is not None]
+        over = [m for m in self.history if m.id in self._done and m.stage == "ready"]
+        plans = [move.undo for move in over]
+        self.allocation.check(plans)
+        for move in under_way:
+            self.handover.cancel(move, f"taken back by {author}")
+        said = [f"move {m.id} is taken back" for m in under_way]
+        self._done = []
+        if plans:
+            said.append(self._begin(plans, author))
+        self._hold(self.config.hold_s)
+        return ", ".join(said) or "nothing to take back: the moves had failed"
+
+    # --- by itself
+
+    def look(self, engines: int, busy: int) -> None:
+        """Called at each event: how many engines serve, and how many of them had work until now."""
+        now = self.out.now
+        if engines:
+            self._idle_s += (now - self._looked_at) * (1.0 - busy / engines)
+        self._looked_at = now
+
+    def consumed(self, busy_s: float) -> None:
+        """A batch was trained or skipped; the trainer was busy for `busy_s` with it."""
+        now = self.out.now
+        if self._batch_at is not None and now > self._batch_at:
+            seconds = now - self._batch_at
+            self.balance.consumed(seconds, min(busy_s, seconds), min(1.0, self._idle_s / seconds))
+        self._batch_at, self._idle_s = now, 0.0
+        if self.config.rule == "balance":
+            self._by_rule()
+
+    def _by_rule(self) -> None:
+        if self.handover.moves:
+            return
+        lend = self.allocation.lend(set(), len(self.fleet.ranks))
+        recall = self.allocation.recall(set(), len(self.fleet.ranks))
+        rollout, gradient = self.allocation.counts()
+        ranks = Ranks(
+            len(self.fleet.trainers),
+            rollout,
+            gradient,
+            len(lend.ranks) if lend else 0,
+            len(recall.ranks) if recall else 0,
+        )
+        self.proposal = proposal = self.balance.propose(ranks)
+        plan = None if proposal is None else lend if proposal.direction == "lend" else recall
+        if proposal is None or plan is None or self.out.now < self.hold_until:
+            return
+        try:
+            self.allocation.check([plan])
+        except Refused as x:
+            self.out.report("info", f"the rule would move ranks ({proposal.reason}), but {x}")
+            return
+        self.out.report("info", f"ranks move by themselves: {proposal.reason}")
+        self.handover.begin(plan, "", self.config.prepare_first)
+
+    def over(self, move: Move) -> None:
+        """A move has ended."""
+        self.history.append(move)
+        del self.history[:-HISTORY_KEPT]
+        if move.stage != "ready":
+            return
+        for unit in move.joining:
+            self.allocation.settled(unit)
+        lends = move.joining[0].role == "gradient"
+        self.balance.moved("lend" if lends else "recall", len(move.ranks), by_rule=not move.author)
