@@ -1,12 +1,13 @@
 """A shell with virtual time and seeded delays that carries out the core's commands: what tests drive the core with.
 
 It checks, on the way, what must hold in any run: no trajectory in two places, KV room and batch never exceeded, answers to
-stale commands harmless, every turn sampled by a version that the lag allows.
+stale commands harmless, every turn sampled by a version that the lag allows, every row of a step trained exactly once.
 """
 
 import heapq
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from libra.config.schema import Config
@@ -35,20 +36,32 @@ class Episode:
 
 
 class VirtualShell:
-    """`fail_rate`: share of episodes that end as failed; `kill_rate`: chance that an engine's role dies at a turn."""
+    """`fail_rate`: share of episodes that end as failed; `kill_rate`: chance that an engine's role dies at a turn;
+    `share_fault_rate`: chance that an order to a replica is lost, refused, or kills it."""
 
-    def __init__(self, config: Config, seed: int = 0, fail_rate: float = 0.0, kill_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        seed: int = 0,
+        fail_rate: float = 0.0,
+        kill_rate: float = 0.0,
+        share_fault_rate: float = 0.0,
+    ) -> None:
         self.config = config
         self.core = Core(config, oracle=self.residual_tokens)
         self.random = random.Random(seed)
-        self.fail_rate, self.kill_rate = fail_rate, kill_rate
+        self.fail_rate, self.kill_rate, self.share_fault_rate = fail_rate, kill_rate, share_fault_rate
         self.now = 0.0
         self.heap: list[tuple[float, int, e.AnyEvent]] = []
         self.n = 0
         self.events: list[e.AnyEvent] = []
         self.commands: list[c.Command] = []
         self.episodes: dict[int, Episode] = {}
-        self.starts: dict[int, int] = {}
+        self.starts: dict[int, tuple[int, int]] = {}
+        """Role processes that have not ended: start -> (rank, unit)."""
+        self.round_rows: list[int] = []
+        self.share_rows: dict[int, list[int]] = {}
+        """Of the open step: trajectories in rounds, and in the work of each replica."""
         self.engine_version: dict[int, int] = {}
         self.reserved: dict[int, dict[int, tuple[int, int]]] = {}
         """engine -> {command: (trajectory, tokens of KV room)}"""
@@ -84,9 +97,13 @@ class VirtualShell:
             self.episodes[event.traj].context += event.tokens
             self.episodes[event.traj].sampled += event.tokens
         if isinstance(event, e.RoleExited):
-            for engine in self.core.fleet.engines.values():
-                if event.rank in engine.ranks and self.starts.get(event.rank) == event.start:
-                    self.reserved[engine.id] = {}
+            _, unit = self.starts.pop(event.start, (0, -1))
+            self.reserved.get(unit, {}).clear()
+        if isinstance(event, e.RankLost):
+            for start, (rank, unit) in list(self.starts.items()):
+                if rank == event.rank:
+                    del self.starts[start]
+                    self.reserved.get(unit, {}).clear()
         for command in self.core.handle(event):
             self.commands.append(command)
             assert command.seq == len(self.commands), "commands are numbered without gaps"
@@ -101,7 +118,8 @@ class VirtualShell:
         r = self.random
         match command:
             case c.StartRole():
-                self.starts[command.rank] = command.seq
+                self.starts[command.seq] = (command.rank, command.unit)
+                assert [rank for rank, _ in self.starts.values()].count(command.rank) <= 2
                 if command.role == "rollout":
                     self.engine_version[command.unit] = -1
                     self.reserved[command.unit] = {}
@@ -130,6 +148,8 @@ class VirtualShell:
                 )
             case c.Generate():
                 self.generate(command)
+            case c.CutTurn():
+                self.cut(command)
             case c.Act():
                 self.act(command)
             case c.Discard():
@@ -138,10 +158,19 @@ class VirtualShell:
                 for held in self.reserved.values():
                     for seq in [s for s, (traj, _) in held.items() if traj in command.trajs]:
                         del held[seq]
+            case c.OpenStep():
+                self.round_rows, self.share_rows = [], {}
+            case c.Accumulate() | c.OfferShare() | c.FetchShare():
+                self.share(command)
             case c.Round():
+                self.round_rows += rows_of(command.slots)
                 for rank in command.ranks:
                     self.at(self.soon(), e.RoundDone, cmd=command.seq, rank=rank, seconds=0.1)
             case c.CloseStep():
+                trained = self.round_rows + [row for id in command.shares for row in self.share_rows[id]]
+                step = self.core.learner.step
+                assert step is not None
+                assert sorted(trained) == sorted(row.traj for _, row in step.figures.rows), "each row exactly once"
                 for rank in command.ranks:
                     self.at(
                         0.2, e.StepDone,
@@ -165,8 +194,7 @@ class VirtualShell:
         assert len(held) <= bucket.max_batch
         assert sum(room for _, room in held.values()) <= bucket.kv_tokens
         if self.random.random() < self.kill_rate:
-            rank = self.core.fleet.engines[command.engine].ranks[0]
-            self.at(0.01, e.RoleExited, rank=rank, start=self.starts[rank], code=-11, reason="crashed")
+            self.kill(command.engine)
         tokens = self.random.randint(1, command.max_new_tokens)
         finish = "length" if tokens == command.max_new_tokens else "stop"
         self.at(
@@ -174,6 +202,46 @@ class VirtualShell:
             cmd=command.seq, traj=command.traj, engine=command.engine, tokens=tokens,
             oldest=version, newest=version, finish=finish,
         )  # fmt: skip
+
+    def kill(self, unit: int) -> None:
+        """The role of the unit's first rank dies."""
+        start, rank = next((start, rank) for start, (rank, id) in self.starts.items() if id == unit)
+        self.at(0.01, e.RoleExited, rank=rank, start=start, code=-11, reason="crashed")
+
+    def cut(self, command: c.CutTurn) -> None:
+        held = self.reserved[command.engine]
+        seq, room = next((seq, room) for seq, (traj, room) in held.items() if traj == command.traj)
+        most = room - self.episodes[command.traj].context
+        tokens = self.random.randrange(max(1, most))
+        version = self.engine_version[command.engine] if tokens else -1
+        self.at(
+            self.soon(), e.TurnGenerated,
+            cmd=seq, traj=command.traj, engine=command.engine, tokens=tokens, oldest=version, newest=version,
+            finish="cut",
+        )  # fmt: skip
+
+    def share(self, command: c.Accumulate | c.OfferShare | c.FetchShare) -> None:
+        if self.random.random() < self.share_fault_rate:
+            match self.random.choice(("lost", "silent", "dies")):
+                case "lost":
+                    rank = command.ranks[-1]
+                    kind = e.RoundRefused if isinstance(command, c.Accumulate) else e.ShareLost
+                    self.at(self.soon(), kind, cmd=command.seq, rank=rank, reason="made to fail")
+                case "dies":
+                    self.kill(command.replica)
+                case _:
+                    pass
+            return
+        for rank in command.ranks:
+            match command:
+                case c.Accumulate():
+                    self.at(self.soon(), e.RoundDone, cmd=command.seq, rank=rank, seconds=0.1)
+                case c.OfferShare():
+                    self.at(self.soon(), e.ShareOffered, cmd=command.seq, rank=rank)
+                case c.FetchShare():
+                    self.at(self.soon(), e.ShareHeld, cmd=command.seq, rank=rank, seconds=0.1)
+        if isinstance(command, c.Accumulate):
+            self.share_rows.setdefault(command.replica, []).extend(rows_of(command.slots))
 
     def act(self, command: c.Act) -> None:
         episode = self.episodes[command.traj]
@@ -195,3 +263,7 @@ class VirtualShell:
             cmd=command.seq, traj=command.traj, tool=tool, status=status, observation_tokens=size, seconds=0.01,
             context_tokens=episode.context, max_new_tokens=12,
         )  # fmt: skip
+
+
+def rows_of(slots: Sequence[c.MicroBatch | None]) -> list[int]:
+    return [row.traj for batch in slots if batch is not None for row in batch.rows]
