@@ -270,7 +270,7 @@ class Core:
             self.learner.withdraw(unit, reason)
         if not self.fleet.ranks[unit.ranks[0]].move:
             self.out.report("warning", f"{unit.name} is down: {reason}")
-        if not self.fleet.alive:
+        if not self.fleet.alive and not self.elastic.rescue(reason):
             self._fatal(f"no engine is left: {reason}")
 
     def _batch_consumed(self, busy_s: float) -> None:

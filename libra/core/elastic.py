@@ -125,6 +125,19 @@ class Elastic:
         self._hold(self.config.hold_s)
         return ", ".join(said) or "nothing to take back: the moves had failed"
 
+    def rescue(self, reason: str) -> bool:
+        """No engine is left but those that are leaving: keep these, or take ranks back from training. False: there are none."""
+        for move in list(self.handover.moves.values()):
+            if move.stage in ("draining", "preparing") and any(u.role == "rollout" and u.live for u in move.leaving):
+                self.handover.cancel(move, f"its engine is the last one: {reason}")
+                return True
+        plan = self.allocation.recall(set(), len(self.fleet.ranks))
+        if plan is None:
+            return any(move.stage == "returning" for move in self.handover.moves.values())
+        self.out.report("warning", f"ranks go back to rollout, which has no engine left: {reason}")
+        self.handover.begin(plan, "", self.config.prepare_first)
+        return True
+
     # --- by itself
 
     def look(self, engines: int, busy: int) -> None:

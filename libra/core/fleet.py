@@ -213,5 +213,8 @@ class Fleet:
 
     @property
     def alive(self) -> bool:
-        """Some engine serves or may serve again."""
-        return any(all(self.ranks[r].status != "lost" for r in e.ranks) for e in self.engines.values())
+        """Some engine serves, or may serve again, and is not about to leave."""
+        return any(
+            all(self.ranks[r].status != "lost" and (e.gated or not self.ranks[r].move) for r in e.ranks)
+            for e in self.engines.values()
+        )

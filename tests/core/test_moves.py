@@ -189,6 +189,7 @@ def test_the_rule_moves_ranks_where_one_stage_is_slower_and_not_while_held() -> 
         run=RunConfig(steps=20),
         allocation=AllocationConfig(trainer=2, gradient=2),
         elastic=ElasticConfig(rule="balance", cooldown=2),
+        trainer=TrainerConfig(micro_batch_tokens=4096),
     )
     shell = Ordered(config, []).run()
     moves = [x for x in shell.commands if isinstance(x, c.MoveChanged) and x.stage == "ready"]
