@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import msgspec
@@ -61,6 +62,16 @@ class RoleLink:
             return self.orders.get(timeout=IDLE_S) if wait else self.orders.get_nowait()
         except queue.Empty:
             return None
+
+    def serve(self, take: Callable[[object], None]) -> None:
+        """Until Stop: every order and note in its turn, in the calling thread."""
+        while True:
+            order = self.next_order(wait=True)
+            if isinstance(order, m.Stop):
+                return
+            if order is not None:
+                take(order)
+                self.doing = "idle"
 
     def _read(self) -> None:
         reader: BlockingReader[m.ToRole] = BlockingReader(self._sock, Codec(m.ToRole))

@@ -5,8 +5,8 @@
     Close(shares) ──> take(): exactly the listed ones; all others up to this step are dropped, their fetches cancelled
 
 The collective thread only starts threads and takes what lies ready: a replica that is slow, hung or dead costs its own
-fetch, to the order's deadline at most, and no round waits for it. Every order is answered once. There is one fetch a replica at a
-time, so threads number at most as many as replicas; memory is one gradient's pieces of this rank for each share, from the
+fetch, to the order's deadline at most, and no round waits for it. Every order is answered once. A replica has one fetch
+at a time, so there are no more threads than replicas; memory is this rank's part of one gradient for each share, from the
 start of its fetch until the step is closed.
 
 Called by `libra.rank.trainer_role`: `fetch` from any thread, `take` from the one that issues collectives.
@@ -78,10 +78,10 @@ class Staging:
             if replica not in listed:
                 fetch.puller.cancel()
         missing = [r for r in replicas if r not in listed]
-        if missing:
+        if missing or len(set(replicas)) != len(replicas):
             raise RoleError(
-                f"step {step} is closed with the shares of replicas {list(replicas)}, but of {missing} not all is staged on this "
-                "rank; expected a ShareFetched from every core rank for each listed share"
+                f"step {step} is closed with the shares of replicas {list(replicas)}, but of {missing} not all is staged "
+                "on this rank; expected each share once, after every core rank has answered ShareFetched for it"
             )
         return [share for r in replicas if (share := listed[r].share) is not None]
 

@@ -7,7 +7,8 @@ collectives, so all ranks get the same calls in the same order (the controller d
 Nothing here waits for anyone outside the core: the group's time-out is the deadline of every wait.
 
 The gradient of a step is the plain sum over all micro-batches, whoever took which (a core rank in a round, or a gradient
-replica whose share `close` is given), divided by the loss-token count given at `open`. A rank without work in a round runs a dummy. Called by `libra.rank.trainer_role`.
+replica whose share `close` is given), divided by the loss-token count given at `open`. A rank without work in a round
+runs a dummy. Called by `libra.rank.trainer_role`.
 """
 
 from collections.abc import Sequence
@@ -57,9 +58,7 @@ class Trainer:
         group_bytes: int = FSDP_GROUP_BYTES,
     ) -> None:
         self.config = config
-        self.sharded = ShardedPolicy(
-            config, vocabulary, index, size, device, dtype=dtype, group_bytes=group_bytes
-        )
+        self.sharded = ShardedPolicy(config, vocabulary, index, size, device, dtype=dtype, group_bytes=group_bytes)
         c = config.trainer
         self._summed = SummedStep(
             self.sharded,
