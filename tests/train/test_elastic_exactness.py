@@ -12,6 +12,7 @@ import torch
 from role_stage import Member, Pending, Replica, Stage, assemble
 from training_parts import config, loss_tokens, sample
 
+from libra.config.schema import Config, ModelConfig
 from libra.wire import messages as m
 
 pytestmark = pytest.mark.process
@@ -72,10 +73,9 @@ class Run:
         self.close(step)
 
     def close(self, step: int) -> None:
-        self.tokens.append(loss_tokens([s for micro in self.computed for s in micro]))
         shares = tuple(sorted(self.staged))
         self.computed += [micro for id in shares for micro in self.staged[id]]
-        self.tokens[-1] = loss_tokens([s for micro in self.computed for s in micro])
+        self.tokens.append(loss_tokens([s for micro in self.computed for s in micro]))
         assert sorted(s.traj for micro in self.computed for s in micro) == sorted(
             s.traj for micro in self.batch for s in micro
         ), "every trajectory once"
@@ -163,14 +163,14 @@ class Run:
             self.done["died lending"] += 1
 
 
-def outcome(dtype: str, draw: random.Random | None, **options: float) -> tuple[Run, dict[str, torch.Tensor]]:
-    with Stage(config(**options), dtype) as stage:
+def outcome(c: Config, dtype: str, draw: random.Random | None) -> tuple[Run, dict[str, torch.Tensor]]:
+    with Stage(c, dtype) as stage:
         run = Run(stage, draw)
         return run, run.train()
 
 
-def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], dtype: str) -> dict[str, float]:
-    """For each tensor its difference as a part of what is allowed.
+def differences(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], dtype: str) -> dict[str, float]:
+    """Of each tensor, as a part of what is allowed.
 
     float64: elementwise 1e-9 relative + 1e-12; float32: the difference's norm within 1e-5 of the tensor's norm.
     """
@@ -181,16 +181,31 @@ def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], dtype: str) ->
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_moves_in_mid_step_and_a_death_change_nothing_in_parameters_and_moments(dtype: str) -> None:
-    control, expected = outcome(dtype, None)
-    moved, got = outcome(dtype, random.Random(4))
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("dtype", "c"),
+    [
+        pytest.param("float64", config(), id="float64-odd-sizes-qwen2"),
+        pytest.param("float64", config(tied=False, architecture="llama"), id="float64-odd-sizes-llama-untied"),
+        pytest.param("float32", Config(), id="float32-tiny-qwen2"),
+        pytest.param("float32", Config(model=ModelConfig(architecture="llama")), id="float32-tiny-llama"),
+    ],
+)
+def test_moves_in_mid_step_and_a_death_change_nothing_in_parameters_and_moments(dtype: str, c: Config) -> None:
+    """In float32 the key projections' biases of qwen2 are left out, as parameters only: softmax does not feel them, so their
+    gradient is 0 but for rounding, and Adam with its usual eps makes whole steps of that. The order of micro-batches alone
+    moves them as much. In float64, with eps = 1e-3, they are in.
+    """
+    control, expected = outcome(c, dtype, None)
+    moved, got = outcome(c, dtype, random.Random(4))
     for kind in ("joined in mid-step", "left in mid-step", "died in a round"):
         assert moved.done[kind] >= 1, moved.done
     assert moved.done["shares"] >= STEPS // 2, moved.done
     assert moved.tokens == control.tokens == [loss_tokens([s for x in recorded(i) for s in x]) for i in range(STEPS)]
-    differences = worst(got, expected, dtype)
-    assert {n.split(" of ")[0] for n in differences} == {"parameter", "exp_avg", "exp_avg_sq"}
-    print(dtype, dict(moved.done), "worst, as a part of the tolerance:", sorted(differences.items(), key=lambda x: -x[1])[:4])
-    assert max(differences.values()) < 1.0
+    found = differences(got, expected, dtype)
+    assert {n.split(" of ")[0] for n in found} == {"parameter", "exp_avg", "exp_avg_sq"}
+    if dtype == "float32":
+        found = {n: d for n, d in found.items() if not (n.startswith("parameter") and n.endswith("k_proj.bias"))}
+    worst = max(found, key=lambda n: found[n])
+    print(f"{dict(moved.done)}; worst, as a part of the tolerance: {found[worst]:.3g} ({worst})")
+    assert found[worst] < 1.0
