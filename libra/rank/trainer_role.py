@@ -1,7 +1,7 @@
 """The trainer role: one core rank. Orders come in one sequence for all core ranks, so their collectives meet.
 
     FormMembers ──> process group ──> StartWarm ──> [ Open ──> RunRound ... ──> Close ──> publish ]  again and again
-    FetchShare ──> a thread of its own ──> staging ──> ShareFetched | ShareLost                 Close takes what it lists
+    FetchShare ──> a thread of its own, at once ──> staging ──> ShareFetched | ShareLost        Close takes what it lists
 
 Nothing in here waits for a rank outside the core: orders come through a queue, weights are left in a host buffer that
 others fetch in their own time, and shares of gradient replicas lie in staging before they are called for.
@@ -48,7 +48,7 @@ class TrainerRole:
     @property
     def staging(self) -> Staging:
         if self._staging is None:
-            raise RoleError("an order about shares came before the core's process group was formed")
+            raise RoleError("an order to close a step came before the core's process group was formed")
         return self._staging
 
     def run(self) -> None:
@@ -70,8 +70,6 @@ class TrainerRole:
                 began = time.monotonic()
                 self.trainer.round(order.samples)
                 self.link.send(m.RoundFinished(order.cmd, time.monotonic() - began))
-            case m.FetchShare():
-                self.staging.fetch(order)
             case m.Close():
                 self.link.doing = "step"
                 self._close(order)
@@ -85,6 +83,7 @@ class TrainerRole:
         )
         spec = self.link.spec
         self._staging = Staging(trainer.sharded.ranges(), self.dtype, spec.token, spec.incarnation, self.link.send)
+        self.link.at_once[m.FetchShare] = self._staging.fetch  # it shall overlap with the rounds that wait in the queue
         self._trainer = trainer
         self.link.send(m.Formed(order.cmd))
 

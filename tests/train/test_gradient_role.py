@@ -112,6 +112,17 @@ def test_a_slow_share_is_added_when_it_is_there_and_delays_no_round_before() -> 
         assert (got.finite, got.loss, got.grad_norm) == (True, pytest.approx(want.loss), pytest.approx(want.grad_norm))
 
 
+def test_a_share_is_fetched_while_the_core_is_inside_a_round() -> None:
+    with lending() as (stage, core, _, offered):
+        first, second = core.members
+        entered = stage.ask([first], lambda cmd, _: m.RunRound(cmd, 0, KEPT))  # it waits for the second in its collectives
+        fetch(stage, core.members, 0, 5, offered, [o.address for o in offered], ANSWER_S).wait(m.ShareFetched)
+        assert not entered.answers
+        stage.ask([second], lambda cmd, _: m.RunRound(cmd, 0, [])).wait(m.RoundFinished)
+        entered.wait(m.RoundFinished)
+        assert core.close(0, 5).wait(m.StepFinished)[0].finite
+
+
 def test_a_close_that_lists_a_share_which_is_not_here_ends_the_core_and_names_it() -> None:
     with lending() as (_, core, _, _):
         core.round(KEPT)
