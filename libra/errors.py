@@ -6,7 +6,8 @@
     ├── JournalError       a journal cannot be read or does not replay
     ├── WireError          a peer broke the framing or the vocabulary of a link
     ├── RoleError          a role process cannot do what it was told
-    │   └── NonFiniteError     NaN or infinity where a finite number is needed
+    │   ├── NonFiniteError     NaN or infinity where a finite number is needed
+    │   └── RefusedError       a gradient replica cannot take this order now; it goes on
     ├── WeightsError       a pull of weights failed
     │   └── Superseded         the version asked for was overwritten while it was read
     ├── EnvError           an environment's infrastructure failed (never a wrong answer)
@@ -52,6 +53,10 @@ class RoleError(LibraError):
 
 class NonFiniteError(RoleError):
     """NaN or infinity in a loss, gradient or weight; names the step and the batch."""
+
+
+class RefusedError(RoleError):
+    """A gradient replica cannot take the order: it holds another version, or another step is open. Nothing has changed."""
 
 
 class WeightsError(LibraError):

@@ -14,7 +14,8 @@ import socket
 import struct
 import threading
 import time
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -41,6 +42,8 @@ class RoleLink:
         self.progress = 0
         self.doing = "starting"
         self.orders: queue.Queue[object] = queue.Queue(QUEUE_ORDERS)
+        self.at_once: dict[type, Callable[[Any], None]] = {}
+        """Orders that do not wait until the main thread is free: they are taken in the reader's, and must not block it."""
         self._pipe = pipe
         self._lock = threading.Lock()
         self._sock = socket.socket(socket.AF_UNIX)
@@ -62,6 +65,16 @@ class RoleLink:
         except queue.Empty:
             return None
 
+    def serve(self, take: Callable[[object], None]) -> None:
+        """Until Stop: every order and note in its turn, in the calling thread."""
+        while True:
+            order = self.next_order(wait=True)
+            if isinstance(order, m.Stop):
+                return
+            if order is not None:
+                take(order)
+                self.doing = "idle"
+
     def _read(self) -> None:
         reader: BlockingReader[m.ToRole] = BlockingReader(self._sock, Codec(m.ToRole))
         try:
@@ -69,7 +82,7 @@ class RoleLink:
                 message = reader.receive()
                 if isinstance(message, m.Refused):
                     raise RoleError(f"the controller refused this role: {message.reason}")
-                self.orders.put(message)
+                self.at_once.get(type(message), self.orders.put)(message)
         except EOFError:
             leave(1, "the controller closed the link")
         except Exception as e:

@@ -25,6 +25,8 @@ def main() -> NoReturn:
         link: RoleLink | None = None
         if spec.role == "trainer":
             from libra.rank.trainer_role import TrainerRole as Role
+        elif spec.role == "gradient":
+            from libra.rank.gradient_role import GradientRole as Role
         else:
             from libra.rank.engine_role import EngineRole as Role
         link = RoleLink(spec, pipe)

@@ -1,24 +1,23 @@
 """The trainer role: one core rank. Orders come in one sequence for all core ranks, so their collectives meet.
 
     FormMembers ──> process group ──> StartWarm ──> [ Open ──> RunRound ... ──> Close ──> publish ]  again and again
+    FetchShare ──> a thread of its own, at once ──> staging ──> ShareFetched | ShareLost        Close takes what it lists
 
-Nothing in here waits for a rank outside the core: orders come through a queue, and weights are left in a host buffer that
-others fetch in their own time.
+Nothing in here waits for a rank outside the core: orders come through a queue, weights are left in a host buffer that
+others fetch in their own time, and shares of gradient replicas lie in staging before they are called for.
 """
 
-import os
 import time
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from libra.env.protocol import Demonstration
 from libra.env.registry import environment
 from libra.errors import RoleError
+from libra.rank.group import join_group
 from libra.rank.link import RoleLink
 from libra.train.model import preload
+from libra.train.staging import Staging
 from libra.train.trainer import Trainer
 from libra.train.warm_start import warm_start
 from libra.weights.publisher import Publisher
@@ -26,15 +25,19 @@ from libra.wire import messages as m
 
 
 class TrainerRole:
-    def __init__(self, link: RoleLink) -> None:
+    """`dtype`: of weights, gradients and moments; float64 in tests of exactness."""
+
+    def __init__(self, link: RoleLink, dtype: torch.dtype = torch.float32) -> None:
         self.link = link
         self.config = link.config
         self.device = torch.device(link.spec.device)
+        self.dtype = dtype
         self.world = environment(self.config.live_env)
         torch.set_num_threads(self.config.trainer.threads)
         preload(self.config.model)
         self.publisher = Publisher(token=link.spec.token, incarnation=link.spec.incarnation)
         self._trainer: Trainer | None = None
+        self._staging: Staging | None = None
 
     @property
     def trainer(self) -> Trainer:
@@ -42,15 +45,15 @@ class TrainerRole:
             raise RoleError("an order to train came before the core's process group was formed")
         return self._trainer
 
+    @property
+    def staging(self) -> Staging:
+        if self._staging is None:
+            raise RoleError("an order to close a step came before the core's process group was formed")
+        return self._staging
+
     def run(self) -> None:
         """Until Stop."""
-        while True:
-            order = self.link.next_order(wait=True)
-            if isinstance(order, m.Stop):
-                return
-            if order is not None:
-                self._take(order)
-                self.link.doing = "idle"
+        self.link.serve(self._take)
 
     def _take(self, order: object) -> None:
         match order:
@@ -74,19 +77,14 @@ class TrainerRole:
                 raise TypeError(f"a trainer cannot take the order {type(order).__name__}")
 
     def _form(self, order: m.FormMembers) -> None:
-        """Members only, on a store prefix that no other attempt can have used; warmed up by one collective."""
-        timeout = timedelta(seconds=self.config.deadline.group_s)
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(address, port, is_master=False, timeout=timeout)
-        dist.init_process_group(
-            dist.get_default_backend_for_device(self.device),
-            store=PrefixStore(order.prefix, store),
-            rank=order.index,
-            world_size=order.size,
-            timeout=timeout,
+        join_group(order, self.device, self.config.deadline.group_s)
+        trainer = Trainer(
+            self.config, self.world.vocabulary.size, order.index, order.size, self.device, dtype=self.dtype
         )
-        dist.all_reduce(torch.zeros(1, device=self.device))
-        self._trainer = Trainer(self.config, self.world.vocabulary.size, order.index, order.size, self.device)
+        spec = self.link.spec
+        self._staging = Staging(trainer.sharded.ranges(), self.dtype, spec.token, spec.incarnation, self.link.send)
+        self.link.at_once[m.FetchShare] = self._staging.fetch  # it shall overlap with the rounds that wait in the queue
+        self._trainer = trainer
         self.link.send(m.Formed(order.cmd))
 
     def _warm(self, order: m.StartWarm) -> None:
@@ -107,7 +105,7 @@ class TrainerRole:
 
     def _close(self, order: m.Close) -> None:
         began = time.monotonic()
-        result = self.trainer.close()
+        result = self.trainer.close(self.staging.take(order.step, order.shares))
         seconds = time.monotonic() - began
         if result.finite:
             self._publish(order.version)

@@ -1,4 +1,4 @@
-"""The policy cut over the core ranks with FSDP2: its groups, its pieces, and its whole state.
+"""The policy cut over the ranks of the core, or of a gradient replica, with FSDP2: its groups, its pieces, and its whole state.
 
     Policy (root group: embedding, norm, head, and all layers that fill no group)
     └── run of layers, >= group_bytes each (one FSDP group)
@@ -7,13 +7,14 @@ Invariants: gradients are *summed* over ranks, never averaged; parameters and th
 `dtype`); tied weights live in the root group; every piece is a contiguous run of rows. A model smaller than one group
 is one group altogether: then a round costs two collectives, which for small models is most of its overhead.
 
-Called by `libra.train.summed_step`, `libra.train.trainer` and `libra.train.warm_start`, in the thread that issues collectives.
+Called by the other modules of this room, in the thread that issues collectives.
 """
 
 import hashlib
 import json
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors
@@ -24,10 +25,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from libra.config.schema import ModelConfig
+from libra.config.schema import Config
 from libra.errors import WeightsError
 from libra.train.model import Policy, build, published_name
-from libra.weights.layout import Shard
+from libra.weights.layout import Range, Shard
 
 FSDP_GROUP_BYTES = 4 << 20
 """Parameters in one FSDP group of layers at least; below it, a collective's latency outweighs its bytes."""
@@ -35,21 +36,20 @@ _DIGEST = "libra_digest"
 
 
 class ShardedPolicy:
-    """The policy of core rank `index` of `size`, over the default process group (which holds exactly the core).
+    """The policy of member `index` of `size`, over the default process group (which holds exactly these members).
 
+    `vocabulary` counts token ids. The initial weights depend on `config.run.seed` alone.
     `dtype` is the type of parameters, gradients and their reduction: float32, or float64 in tests of exactness.
     """
 
     def __init__(
         self,
-        model: ModelConfig,
+        config: Config,
         vocabulary: int,
-        *,
-        seed: int,
-        temperature: float,
         index: int,
         size: int,
         device: torch.device,
+        *,
         dtype: torch.dtype = torch.float32,
         group_bytes: int = FSDP_GROUP_BYTES,
     ) -> None:
@@ -57,7 +57,8 @@ class ShardedPolicy:
         self.size = size
         self.device = device
         self.dtype = dtype
-        self.policy = Policy(build(model, vocabulary, seed), temperature).to(device=device, dtype=dtype)
+        network = build(config.model, vocabulary, config.run.seed)
+        self.policy = Policy(network, config.rollout.temperature).to(device=device, dtype=dtype)
         self._cut(group_bytes)
         self.parameters: dict[str, DTensor] = {}
         for name, parameter in self.policy.named_parameters():
@@ -85,14 +86,33 @@ class ShardedPolicy:
         """This rank's pieces of all parameters, in the model's order; they share storage with the live parameters."""
         return [self._shard(name, parameter) for name, parameter in self.parameters.items()]
 
-    def _shard(self, name: str, parameter: DTensor) -> Shard:
-        (placement,) = parameter.placements
+    def gradients(self) -> list[Shard]:
+        """This rank's pieces of all gradients, likewise. There must have been a backward."""
+        return [self._shard(name, p.grad) for name, p in self.parameters.items()]  # type: ignore[arg-type]
+
+    def ranges(self) -> list[Range]:
+        """What this rank holds of the logical parameters: one range for each piece that is not empty, in the model's order."""
+        return [Range(s.name, s.start, s.start + s.data.numel()) for s in self.shards() if s.data.numel()]
+
+    def load_ranges(self, parts: Sequence[torch.Tensor]) -> None:
+        """Takes weights in the order of `ranges`, 1-D each. Not a collective. WeightsError where they do not fit."""
+        pieces = [s for s in self.shards() if s.data.numel()]
+        if [len(part) for part in parts] != [s.data.numel() for s in pieces]:
+            raise WeightsError(
+                f"{len(parts)} parts of {sum(map(len, parts))} elements do not fit the {len(pieces)} pieces of this rank"
+            )
+        with torch.no_grad():
+            for piece, part in zip(pieces, parts, strict=True):
+                piece.data.copy_(part)
+
+    def _shard(self, name: str, tensor: DTensor) -> Shard:
+        (placement,) = tensor.placements
         if not placement.is_shard(0):
             raise WeightsError(f"{name} is placed as {placement}; expected a cut along dimension 0")
-        shape = tuple(parameter.shape)
+        shape = tuple(tensor.shape)
         first, end = rows_of(shape[0], self.index, self.size)
-        local = local_piece(parameter)
-        row = parameter.numel() // shape[0]
+        local = local_piece(tensor)
+        row = tensor.numel() // shape[0]
         if local.numel() != (end - first) * row:
             raise WeightsError(
                 f"rank {self.index} holds {local.numel()} elements of {name}; expected {(end - first) * row}"

@@ -1,24 +1,27 @@
 """The training side of a core rank: orders in, an optimiser step out.
 
-    open(step) -> round(samples) ... -> close() -> StepResult        (then shards() are published)
+    open(step) -> round(samples) ... -> close(shares) -> StepResult        (then shards() are published)
 
 One trainer a core rank; the default process group holds exactly the core ranks. Every call but `shards` runs
 collectives, so all ranks get the same calls in the same order (the controller dictates it) and one thread makes them.
 Nothing here waits for anyone outside the core: the group's time-out is the deadline of every wait.
 
-The gradient of a step is the plain sum over all micro-batches, whoever took which, divided by the loss-token count given
-at `open`. A rank without work in a round runs a dummy. Called by `libra.rank.trainer_role`.
+The gradient of a step is the plain sum over all micro-batches, whoever took which (a core rank in a round, or a gradient
+replica whose share `close` is given), divided by the loss-token count given at `open`. A rank without work in a round
+runs a dummy. Called by `libra.rank.trainer_role`.
 """
+
+from collections.abc import Sequence
 
 import torch
 from msgspec import Struct
 
 from libra.config.schema import Config
 from libra.errors import RoleError
-from libra.train import loss
-from libra.train.batch import Targets, collate, dummy, targets
+from libra.train.gradient_sum import Share
+from libra.train.policy_round import policy_loss
 from libra.train.sharded import FSDP_GROUP_BYTES, ShardedPolicy
-from libra.train.summed_step import Gap, SummedStep
+from libra.train.summed_step import SummedStep
 from libra.weights.layout import Shard
 from libra.wire.messages import Sample
 
@@ -55,17 +58,7 @@ class Trainer:
         group_bytes: int = FSDP_GROUP_BYTES,
     ) -> None:
         self.config = config
-        self.sharded = ShardedPolicy(
-            config.model,
-            vocabulary,
-            seed=config.run.seed,
-            temperature=config.rollout.temperature,
-            index=index,
-            size=size,
-            device=device,
-            dtype=dtype,
-            group_bytes=group_bytes,
-        )
+        self.sharded = ShardedPolicy(config, vocabulary, index, size, device, dtype=dtype, group_bytes=group_bytes)
         c = config.trainer
         self._summed = SummedStep(
             self.sharded,
@@ -101,25 +94,12 @@ class Trainer:
         """Forward and backward of this rank's micro-batch; none: a dummy that runs the same collectives."""
         if not self._summed.is_open:
             raise RoleError("a round without an open step; expected open first")
-        if not any(any(s.sampled) for s in samples):
-            batch = dummy(self.sharded.device)
-            output = self.sharded.policy(*batch.forward)
-            self._summed.add((output * 0).sum())
-            return
-        batch = collate([s.tokens for s in samples], [s.sampled for s in samples], self.sharded.device)
-        goal = targets(samples, self.sharded.device, self.sharded.dtype)
-        logprob = self.sharded.policy(*batch.forward)
-        each = loss.grpo(logprob, logprob.detach(), goal.behaviour, goal.advantage, self.config.trainer).loss
-        total = each.sum()
-        bad: list[int] = []
-        if not torch.isfinite(total):
-            rows = batch.row[~torch.isfinite(each.detach())].unique().tolist()
-            bad = [samples[row].traj for row in rows]
-        self._summed.add(total, culprits=bad, gap=self._gap(logprob.detach(), goal))
+        self._summed.add(*policy_loss(self.sharded, samples, self.config.trainer, self._version))
 
-    def close(self) -> StepResult:
-        """Clips by the global norm and steps, or refuses on every rank alike because something is not finite."""
-        closed = self._summed.close()
+    def close(self, shares: Sequence[Share] = ()) -> StepResult:
+        """Adds `shares` in their order, clips by the global norm and steps, or refuses on every rank alike because something
+        is not finite. Every core rank brings its parts of the same shares, in the same order."""
+        closed = self._summed.close(shares)
         detail = ""
         if not closed.finite:
             named = f"; trajectories with a non-finite loss: {closed.culprits}" if closed.culprits else ""
@@ -139,7 +119,3 @@ class Trainer:
     def shards(self) -> list[Shard]:
         """This rank's pieces for publication: live storage, so copy them before the next `close`. Not a collective."""
         return self.sharded.shards()
-
-    def _gap(self, logprob: torch.Tensor, goal: Targets) -> Gap:
-        gap = (logprob - goal.behaviour).abs()[(goal.versions == self._version) & (goal.began == self._version)]
-        return Gap(gap.sum().item(), gap.numel(), gap.max().item()) if gap.numel() else Gap()

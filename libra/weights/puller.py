@@ -42,6 +42,7 @@ class Puller:
         self._spare, self._shown = Destination(), Destination()
         self._wake, self._waker = socket.socketpair()
         self._busy = threading.Lock()
+        self._ending = threading.Lock()
         self._closed = False
 
     def pull(self, version: int, sources: Sequence[str], deadline_s: float) -> tuple[int, dict[str, torch.Tensor]]:
@@ -63,12 +64,16 @@ class Puller:
         version, got = self._pull(version, sources, tuple(ranges), deadline_s)
         return version, got.parts()
 
+    def cancel(self) -> None:
+        """Ends a pull in progress, in whatever thread, with WeightsError, and forbids others. Waits for nothing."""
+        with self._ending:
+            if not self._closed:
+                self._closed = True
+                self._waker.send(b"x")
+
     def close(self) -> None:
-        """Cancels a pull in progress, in whatever thread, and closes all links."""
-        if self._closed:
-            return
-        self._closed = True
-        self._waker.send(b"x")
+        """Cancels, waits for the end of the pull, and closes all links."""
+        self.cancel()
         if not self._busy.acquire(timeout=CLOSE_S):
             raise WeightsError(f"a pull did not end within {CLOSE_S} s of its cancellation")
         try:

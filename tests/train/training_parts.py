@@ -60,9 +60,9 @@ def loss_tokens(samples: list[Sample]) -> int:
 class Reference:
     """The same training in one process with nothing but transformers and torch: a row at a time, no packing, no sharding."""
 
-    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+    def __init__(self, config: Config, dtype: torch.dtype, vocabulary: int = VOCABULARY) -> None:
         self.config = config
-        self.network = build(config.model, VOCABULARY, config.run.seed).to(dtype)  # type: ignore[arg-type]
+        self.network = build(config.model, vocabulary, config.run.seed).to(dtype)  # type: ignore[arg-type]
         t = config.trainer
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(), betas=(t.beta1, t.beta2), eps=t.eps, weight_decay=t.weight_decay
