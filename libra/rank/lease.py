@@ -59,18 +59,19 @@ class LeaseGuard:
         self._lapsed = lapsed
         self._until_s = 0.0
         self._armed = False
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
 
     def extend(self, until_s: float) -> None:
         """Go on until CLOCK_MONOTONIC reads `until_s`. Any thread."""
-        with self._lock:
+        with self._changed:
             self._until_s = until_s
+            self._changed.notify()
             if self._armed:
                 self._alarm(CATCH_UP_S)
 
     def arm(self) -> None:
         """From now on it counts. To be called before the role can do anything that others see; no lease so far: none needed."""
-        with self._lock:
+        with self._changed:
             if not self._until_s:
                 return
             self._armed = True
@@ -82,8 +83,9 @@ class LeaseGuard:
 
     def _watch(self) -> None:
         while True:
-            while (left := self._until_s - time.monotonic()) > 0:
-                time.sleep(left)
+            with self._changed:
+                while (left := self._until_s - time.monotonic()) > 0:
+                    self._changed.wait(left)
             time.sleep(CATCH_UP_S)
             if time.monotonic() > self._until_s:
                 self._lapsed()

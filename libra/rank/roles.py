@@ -51,6 +51,11 @@ class Roles:
         return tuple(m.RoleBeat(start, child.beats, child.doing) for start, child in self._roles.items())
 
     @property
+    def has_spare(self) -> bool:
+        """One is ready to take the next order."""
+        return self.spare is not None and self.spare.ready
+
+    @property
     def core(self) -> bool:
         """One of them is of the trainer core."""
         return any(not child.leased for child in self._roles.values())
@@ -63,8 +68,9 @@ class Roles:
             await self._exited(m.ChildExited(order.start, 1, why))
             return
         self._last_order_s, self._no_spare = time.monotonic(), False
-        child, self.spare = (self.spare, None) if self.spare and self.spare.ready else (None, self.spare)
-        if child is None:
+        if self.spare is not None and self.spare.ready:
+            child, self.spare = self.spare, None
+        else:
             child = await self._start("nothing")
         self._roles[order.start] = child
         self._tasks.start_soon(child.pass_leases)

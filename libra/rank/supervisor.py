@@ -174,7 +174,7 @@ class Supervisor:
         n = 0
         while True:
             link.lease.sending(n)
-            await link.send(m.Heartbeat(n, roles.beats))
+            await link.send(m.Heartbeat(n, roles.beats, roles.has_spare))
             await roles.keep_spare()
             n += 1
             await anyio.sleep(link.welcome.heartbeat_s)

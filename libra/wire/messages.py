@@ -102,10 +102,11 @@ class RoleBeat(Struct, frozen=True):
 
 
 class Heartbeat(Message, frozen=True, tag=True):
-    """The supervisor lives, and so do these roles of its."""
+    """The supervisor lives, and so do these roles of its. `spare`: the next role need not wait for imports."""
 
     n: int
     roles: tuple[RoleBeat, ...] = ()
+    spare: bool = False
 
 
 class ChildExited(Message, frozen=True, tag=True):
