@@ -18,7 +18,9 @@ from libra.errors import PreflightError
 MIN_FREE_BYTES = 1 << 30
 """Room that the file system of the run directory must have."""
 MIN_BEATS = 3
-"""Heartbeats that fit into `lost_s` at least, so that one late beat costs no rank."""
+"""Heartbeats that fit into `lease_s` (and so into `lost_s`) at least, so that one late beat costs no rank."""
+LEASE_MARGIN_S = 1.0
+"""By which a lease must lapse before the rank counts as lost: a role gets half a second to say why, then the kernel ends it."""
 
 
 def check(
@@ -179,6 +181,16 @@ def _deadlines(config: Config) -> Iterator[str]:
         yield (
             f"deadline.lost_s: got {d.lost_s}, expected at least {MIN_BEATS} x deadline.heartbeat_s = "
             f"{MIN_BEATS * d.heartbeat_s}: a single late beat would cost a rank"
+        )
+    if d.lease_s < MIN_BEATS * d.heartbeat_s:
+        yield (
+            f"deadline.lease_s: got {d.lease_s}, expected at least {MIN_BEATS} x deadline.heartbeat_s = "
+            f"{MIN_BEATS * d.heartbeat_s}: a single late beat would end an engine"
+        )
+    if d.lease_s > d.lost_s - LEASE_MARGIN_S:
+        yield (
+            f"deadline.lease_s: got {d.lease_s}, expected at most deadline.lost_s - {LEASE_MARGIN_S:g} = "
+            f"{d.lost_s - LEASE_MARGIN_S:g}: a lost rank's engine must have ended before it is replaced"
         )
     env = config.env
     if not isinstance(env, WorkloadConfig) and d.stalled_s <= env.tool.deadline_s:

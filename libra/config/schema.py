@@ -282,6 +282,8 @@ class DeadlineConfig(_Table, frozen=True):
     heartbeat_s: PosFloat = 0.5
     lost_s: PosFloat = 10.0
     """A supervisor that is silent for this long is lost."""
+    lease_s: PosFloat = 6.0
+    """An engine or gradient role ends by itself so long after its supervisor sent the last heartbeat that was answered."""
     stalled_s: PosFloat = 60.0
     """A role that has orders but makes no progress for this long is ended and counted as failed."""
     weights_s: PosFloat = 20.0

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.abc
 
+from libra.config.schema import Config
 from libra.errors import WireError
 from libra.wire import messages as m
 from libra.wire.frames import HELLO_FRAME_BYTES, AsyncReader, Codec, pack
@@ -20,6 +21,8 @@ from libra.wire.rendezvous import Meeting
 
 HELLO_S = 10.0
 """A connection that has not said hello by then is closed."""
+LAST_WORD_S = 1.0
+"""A peer that is done with gets what is queued for it within this time."""
 QUEUE_FRAMES = 8192
 """Frames that may wait for one peer; admission keeps far below."""
 COALESCE_BYTES = 1 << 18
@@ -33,6 +36,7 @@ class Link:
         self.hello = hello
         self._stream = stream
         self._put, self._get = anyio.create_memory_object_stream[bytes](QUEUE_FRAMES)
+        self._writing = anyio.CancelScope()
         self.closed = False
 
     def send(self, message: m.Message) -> None:
@@ -47,28 +51,42 @@ class Link:
             self.closed = True
 
     def close(self) -> None:
-        """Send what is queued no further; the reader sees the end."""
+        """Cut the peer off, also one that does not read: nothing more is sent, and the reader sees the end."""
+        self.finish()
+        self._writing.cancel()
+
+    def finish(self) -> None:
+        """Nothing will follow what is queued."""
         self.closed = True
         self._put.close()
 
     async def write(self) -> None:
-        """The writer task: ends when the link is closed or broken."""
+        """The writer task: ends when the link is closed, finished or broken."""
         try:
-            async for frame in self._get:
-                parts, size = [frame], len(frame)
-                while size < COALESCE_BYTES:
-                    try:
-                        parts.append(self._get.receive_nowait())
-                    except (anyio.WouldBlock, anyio.EndOfStream):
-                        break
-                    size += len(parts[-1])
-                await self._stream.send(b"".join(parts))
+            with self._writing:
+                async for frame in self._get:
+                    parts, size = [frame], len(frame)
+                    while size < COALESCE_BYTES:
+                        try:
+                            parts.append(self._get.receive_nowait())
+                        except (anyio.WouldBlock, anyio.EndOfStream):
+                            break
+                        size += len(parts[-1])
+                    await self._stream.send(b"".join(parts))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         finally:
             self.closed = True
             self._get.close()
-            await anyio.aclose_forcefully(self._stream)
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(self._stream)
+
+
+def welcome(config: Config) -> m.Welcome:
+    """What every supervisor of this run is told first."""
+    torch = any(bucket.engine == "torch" for bucket in config.bucket)
+    preload = "torch" if torch else "nothing"
+    return m.Welcome(config.deadline.heartbeat_s, config.deadline.lease_s, preload, config.trainer.threads)
 
 
 class Server:
@@ -78,11 +96,11 @@ class Server:
         self,
         meeting: Meeting,
         serve: Callable[[Link, AsyncReader[m.ToController]], Awaitable[None]],
-        heartbeat_s: float,
+        welcome: m.Welcome,
     ) -> None:
         self._meeting = meeting
         self._serve = serve
-        self._heartbeat_s = heartbeat_s
+        self._welcome = welcome
         self._codec: Codec[m.ToController] = Codec(m.ToController)
 
     async def accept(self, stream: anyio.abc.SocketStream) -> None:
@@ -97,11 +115,12 @@ class Server:
                 return
             link = Link(stream, hello)
             if isinstance(hello, m.SupervisorHello):
-                link.send(m.Welcome(self._heartbeat_s))
+                link.send(self._welcome)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(link.write)
                 await self._serve(link, reader)
-                tasks.cancel_scope.cancel()
+                link.finish()
+                tasks.cancel_scope.deadline = anyio.current_time() + LAST_WORD_S
         except (WireError, TimeoutError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # never a peer of ours, or one that went away: its absence is noticed by its deadline
         finally:
@@ -115,4 +134,7 @@ class Server:
         known = hmac.compare_digest(hello.token.encode(), self._meeting.token.encode())
         if not known or not hmac.compare_digest(hello.incarnation.encode(), self._meeting.incarnation.encode()):
             return "token or incarnation do not match this run"
+        if isinstance(hello, m.SupervisorHello) and hello.roles:
+            held = ", ".join(map(str, hello.roles))
+            return f"rank {hello.rank} still holds roles of starts {held}, expected none: it must end them before it is used"
         return ""

@@ -19,7 +19,7 @@ import anyio
 import anyio.abc
 
 from libra.config.schema import Config
-from libra.controller.links import Server
+from libra.controller.links import Server, welcome
 from libra.controller.screen import Screen
 from libra.controller.shell import Shell
 from libra.core import commands as c
@@ -67,7 +67,7 @@ class Controller:
                     async with world.running(), anyio.create_task_group() as tasks:
                         screen = Screen(config, display, log, metrics, tally)
                         shell = Shell(config, run_dir, meeting, journal, tally, screen, world, tasks, clock)
-                        server = Server(meeting, shell.serve, config.deadline.heartbeat_s)
+                        server = Server(meeting, shell.serve, welcome(config))
                         listener = await anyio.create_unix_listener(meeting.address, mode=0o600)
                         tasks.start_soon(self._signals, shell)
                         tasks.start_soon(listener.serve, server.accept)

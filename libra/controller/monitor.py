@@ -7,7 +7,7 @@ anybody.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -19,16 +19,22 @@ CHECK_S = 0.5
 
 
 @dataclass(slots=True)
+class Progress:
+    """One role of a rank, as its beats tell it. Times are seconds of the run's clock."""
+
+    moved: float
+    beats: int = -1
+    doing: str = ""
+    reported: bool = False
+
+
+@dataclass(slots=True)
 class Watched:
-    """One rank, as its heartbeats tell it. Times are seconds of the run's clock."""
+    """One rank and its roles by their start: two while the next one prepares beside the present one."""
 
     close: Callable[[], None]
     seen: float
-    start: int = -1
-    beats: int = -1
-    doing: str = ""
-    moved: float = 0.0
-    reported: bool = False
+    roles: dict[int, Progress] = field(default_factory=dict[int, Progress])
 
 
 class Monitor:
@@ -55,16 +61,23 @@ class Monitor:
 
     def role_started(self, rank: int, start: int) -> None:
         if (watched := self._ranks.get(rank)) is not None:
-            watched.start, watched.beats, watched.moved, watched.reported = start, -1, self._clock(), False
+            watched.roles[start] = Progress(self._clock())
 
-    def heartbeat(self, rank: int, beat: Heartbeat) -> None:
+    def role_ended(self, rank: int, start: int) -> None:
+        if (watched := self._ranks.get(rank)) is not None:
+            watched.roles.pop(start, None)
+
+    def heartbeat(self, rank: int, heartbeat: Heartbeat) -> None:
         watched = self._ranks.get(rank)
         if watched is None:
             return  # it was cut off; this had been on its way
         watched.seen = self._clock()
-        watched.doing = beat.doing
-        if beat.start == watched.start and beat.beats != watched.beats:
-            watched.beats, watched.moved = beat.beats, watched.seen
+        for beat in heartbeat.roles:
+            role = watched.roles.get(beat.start)
+            if role is not None:
+                role.doing = beat.doing
+                if beat.beats != role.beats:
+                    role.beats, role.moved = beat.beats, watched.seen
 
     async def run(self) -> None:
         before = self._clock()
@@ -79,7 +92,8 @@ class Monitor:
         if late_s > CHECK_S:
             for watched in self._ranks.values():
                 watched.seen += late_s
-                watched.moved += late_s
+                for role in watched.roles.values():
+                    role.moved += late_s
 
     def _check(self, now: float) -> None:
         for rank, watched in list(self._ranks.items()):
@@ -87,7 +101,9 @@ class Monitor:
                 self._why[rank] = f"no heartbeat for {self._deadline.lost_s:g} s"
                 watched.close()
                 self.left(rank)
-            elif watched.beats > 0 and not watched.reported and now - watched.moved > self._deadline.stalled_s:
-                watched.reported = True
-                reason = f"no progress for {self._deadline.stalled_s:g} s (last: {watched.doing or 'nothing'})"
-                self._post(e.RoleStalled(now, rank, watched.start, reason))
+                continue
+            for start, role in watched.roles.items():
+                if role.beats > 0 and not role.reported and now - role.moved > self._deadline.stalled_s:
+                    role.reported = True
+                    reason = f"no progress for {self._deadline.stalled_s:g} s (last: {role.doing or 'nothing'})"
+                    self._post(e.RoleStalled(now, rank, start, reason))

@@ -159,7 +159,7 @@ class Shell:
             config=self._config_json,
         )
         log = str(self._run_dir / "logs" / f"rank-{command.rank}.{command.role}.{command.epoch}.log")
-        self._to_supervisor(command.rank, m.SpawnRole(command.seq, spec, log, self.config.trainer.threads))
+        self._to_supervisor(command.rank, m.SpawnRole(command.seq, spec, log))
         self.monitor.role_started(command.rank, command.seq)
 
     async def _timer(self, seq: int, at: float) -> None:
@@ -190,15 +190,21 @@ class Shell:
         self, link: Link, hello: m.SupervisorHello, reader: AsyncReader[m.ToController]
     ) -> None:
         rank = hello.rank
+        if rank in self._supervisors:
+            self._rank_lost(rank, "its supervisor came back on a new link")
         self._supervisors[rank] = link
         self._devices[rank] = hello.device
         self.monitor.joined(rank, link.close)
-        self.runtime.post(e.RankJoined(self.clock(), rank, hello.host, hello.device))
+        if self.finished.is_set():
+            link.send(m.Shutdown(0.0))
+        else:
+            self.runtime.post(e.RankJoined(self.clock(), rank, hello.host, hello.device))
         reason = "its link closed"
         try:
             while True:
                 match await reader.receive():
                     case m.Heartbeat() as beat:
+                        link.send(m.HeartbeatSeen(beat.n))
                         self.monitor.heartbeat(rank, beat)
                     case m.ChildExited(start=start, code=code, log_tail=log_tail):
                         self._role_exited(rank, start, code, log_tail)
@@ -208,16 +214,26 @@ class Shell:
             reason = str(x)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
+        if self._supervisors.get(rank) is link:
+            self._rank_lost(rank, self.monitor.why(rank) or reason)
+
+    def _rank_lost(self, rank: int, reason: str) -> None:
+        """Cut off whatever of this rank is still linked. Its roles may live on until their lease ends: what they say is not
+        heard any more, and no process of an earlier start is let in again."""
+        self._supervisors.pop(rank).close()
         self.monitor.left(rank)
-        del self._supervisors[rank]
-        if not self._supervisors:
-            self.all_gone.set()
+        self._starts.pop(rank, None)
+        if (role := self._roles.pop(rank, None)) is not None:
+            role.close()
         if not self.finished.is_set():
-            self.runtime.post(e.RankLost(self.clock(), rank, self.monitor.why(rank) or reason))
+            self.runtime.post(e.RankLost(self.clock(), rank, reason))
+        elif not self._supervisors:
+            self.all_gone.set()
 
     def _role_exited(self, rank: int, start: int, code: int, log_tail: str) -> None:
         if self._starts.get(rank) == start:
             self._roles.pop(rank, None)
+        self.monitor.role_ended(rank, start)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         reason = self._complaints.pop(start, "") or f"its process {how}"
         if not self.finished.is_set():
@@ -226,8 +242,7 @@ class Shell:
 
     async def _serve_role(self, link: Link, hello: m.RoleHello, reader: AsyncReader[m.ToController]) -> None:
         if self._starts.get(hello.rank) != hello.start:
-            link.send(m.Refused(f"rank {hello.rank} has a newer role process than the one of start {hello.start}"))
-            link.close()
+            link.send(m.Refused(f"rank {hello.rank} does not run the role of start {hello.start} any more"))
             return
         self._roles[hello.rank] = link
         self.runtime.post(e.RoleReady(self.clock(), hello.start, hello.rank))

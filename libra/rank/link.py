@@ -1,7 +1,7 @@
-"""A role's link to the controller and its pipe to the supervisor: the threads around the main one.
+"""A role's link to the controller: the threads around the main one.
 
-    supervisor ── spec, then silence; EOF = end ──> pipe thread          main thread: the role's own loop; all torch is here
-    supervisor <── beats, twice a second ────────── beat thread          and so are all collectives
+    supervisor <── beats, twice a second ────────── beat thread          main thread: the role's own loop; all torch is here
+                                                                         and so are all collectives
     controller ── orders ──> reader thread ──> bounded queue ──> main thread ──> results ──> controller
 
 The main thread counts `progress` whenever it gets on; the beat thread passes the count on. So a role that hangs in a kernel or
@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import msgspec
-
 from libra.config.schema import Config
 from libra.errors import RoleError
+from libra.rank.pipe import SupervisorPipe, leave
 from libra.wire import messages as m
 from libra.wire.frames import BlockingReader, Codec, pack
 
@@ -34,11 +33,11 @@ IDLE_S = 0.25
 
 
 class RoleLink:
-    """The role's link to the controller and its pipe to the supervisor. `send` may be called from any thread."""
+    """The role's link to the controller, and its beats to the supervisor. `send` may be called from any thread."""
 
-    def __init__(self, spec: m.RoleSpec, pipe: socket.socket) -> None:
+    def __init__(self, spec: m.RoleSpec, config: Config, pipe: SupervisorPipe) -> None:
         self.spec = spec
-        self.config = msgspec.json.decode(spec.config, type=Config)
+        self.config = config
         self.progress = 0
         self.doing = "starting"
         self.orders: queue.Queue[object] = queue.Queue(QUEUE_ORDERS)
@@ -46,10 +45,11 @@ class RoleLink:
         """Orders that do not wait until the main thread is free: they are taken in the reader's, and must not block it."""
         self._pipe = pipe
         self._lock = threading.Lock()
+        pipe.lease.arm()
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.connect(spec.controller)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
-        for target in (self._watch_pipe, self._beat, self._read):
+        for target in (self._beat, self._read):
             threading.Thread(target=target, daemon=True).start()
         self.send(m.RoleHello(m.PROTOCOL, spec.token, spec.incarnation, spec.rank, spec.start, os.getpid()))
 
@@ -88,24 +88,7 @@ class RoleLink:
         except Exception as e:
             leave(1, f"the link to the controller broke: {e}")
 
-    def _watch_pipe(self) -> None:
-        try:
-            while self._pipe.recv(4096):
-                pass
-        except OSError:
-            pass
-        leave(0, "the supervisor closed the pipe")
-
     def _beat(self) -> None:
         while True:
-            try:
-                self._pipe.sendall(pack(m.Beat(self.progress, self.doing)))
-            except OSError:
-                leave(1, "the supervisor is gone")
+            self._pipe.beat(self.progress, self.doing)
             time.sleep(BEAT_S)
-
-
-def leave(code: int, why: str) -> NoReturn:
-    """End this process from any thread, without the destructors that a hung collective could block."""
-    print(f"role ends with {code}: {why}", flush=True)
-    os._exit(code)

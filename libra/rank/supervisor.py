@@ -1,179 +1,200 @@
-"""A rank's supervisor: runs one role process at a time, and never touches its device.
+"""A rank's supervisor: holds its roles, speaks for them, and never touches its device.
 
-    controller <── supervisor link ──> supervisor <── pipe ──> role process ──> its own role link to the controller
-                 spawn, kill, beats                 spec, beats
+    controller <── supervisor link ──> supervisor <── pipes ──> role processes, a spare ──> their own links to the controller
+       spawn, kill, beats, beats seen                spec, lease, beats
 
-It imports neither torch nor anything else heavy, so it starts at once, survives whatever happens to its role, and its death is
-left to torchrun. A role ends at EOF of the pipe and by the parent-death signal; on top of that a role that does not end in its
-grace is killed. When the controller closes the link or torchrun says SIGTERM the supervisor ends its role and itself.
+    find ─> join ─> serve ──(Shutdown)──> end all, exit 0
+              ^       └──(the link breaks, or beats go unanswered for a lease)──> kill the roles ─┬─ controller gone: exit 0
+              └───────────────────────────────── a pause, longer each time ───────────────────────┘
+
+It imports neither torch nor anything else heavy, so it starts at once, survives whatever happens to its roles, and its death is
+left to torchrun. Whoever was cut off comes back without roles: the controller has given their work to others.
 """
 
 import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import anyio.abc
 
 from libra.errors import LibraError, WireError
-from libra.telemetry.logs import tail
+from libra.rank.child import BROKEN
+from libra.rank.lease import LeaseBook
+from libra.rank.roles import Roles
 from libra.wire import messages as m
 from libra.wire.child import die_with_parent
 from libra.wire.frames import AsyncReader, Codec, pack
-from libra.wire.rendezvous import Meeting, find, meeting_file
+from libra.wire.rendezvous import Meeting, find, meeting_file, read
 
-LOG_TAIL_LINES = 20
-LOG_TAIL_BYTES = 16_384
 LINK_S = 30.0
 """Longest wait for the controller to accept the link and answer the hello."""
+RETURN_S = 300.0
+"""How long a supervisor that was cut off tries to come back; then it ends, and the run goes on without its rank."""
+PAUSE_S = 0.1
+MAX_PAUSE_S = 5.0
+"""Between two attempts: doubled from the first to this."""
 
 
-class Child:
-    """One role process and the pipe that holds it."""
+@dataclass(slots=True)
+class Joined:
+    """A link over which the controller has said welcome."""
 
-    def __init__(self, order: m.SpawnRole, process: anyio.abc.Process, pipe: anyio.abc.SocketStream) -> None:
-        self.start = order.start
-        self.log = Path(order.log)
-        self.process = process
-        self.pipe = pipe
-        self.beats = 0
-        self.doing = "starting"
+    stream: anyio.abc.SocketStream
+    reader: AsyncReader[m.ToSupervisor]
+    welcome: m.Welcome
+    lease: LeaseBook
+    _sending: anyio.Lock = field(default_factory=anyio.Lock)
 
-    @classmethod
-    async def spawn(cls, order: m.SpawnRole) -> "Child":
-        ours, theirs = socket.socketpair()
-        log = Path(order.log)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, log.open("ab") as out:  # noqa: ASYNC230 (a local file, opened once a role)
-            process = await anyio.open_process(
-                [sys.executable, "-m", "libra.rank.role", str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(order.threads)},
-            )
-        pipe = await anyio.abc.SocketStream.from_socket(ours)
-        await pipe.send(pack(order.spec))
-        return cls(order, process, pipe)
-
-    def kill(self) -> None:
-        """The role and whatever it may have left in its session."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    async def end(self, grace_s: float) -> None:
-        """Ask by closing the writing half of the pipe; kill after the grace."""
-        with contextlib.suppress(OSError, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            await self.pipe.send_eof()
-        with anyio.move_on_after(grace_s):
-            await self.process.wait()
-        self.kill()
+    async def send(self, message: m.Message) -> None:
+        with contextlib.suppress(*BROKEN):  # the reader sees it too and says so
+            async with self._sending:
+                await self.stream.send(pack(message))
 
 
 class Supervisor:
-    def __init__(self, rank: int, meeting: Meeting) -> None:
+    """`path` is the file with `meeting` in it, read again before each return."""
+
+    def __init__(self, rank: int, meeting: Meeting, path: Path) -> None:
         self.rank = rank
         self.meeting = meeting
-        self.child: Child | None = None
         self.exit_code = 0
+        self._path = path
+        self._link: Joined | None = None
 
     async def run(self) -> int:
-        """Serve until the controller says Shutdown or closes the link (exit code 0), or SIGTERM comes (143)."""
+        """Serve until the controller says Shutdown or is gone (exit code 0), or SIGTERM comes (143).
+
+        Raises LibraError, OSError or TimeoutError where the first link cannot be made.
+        """
+        link = await self._join()
+        async with anyio.create_task_group() as tasks:
+            roles = Roles(tasks, self._exited)
+            try:
+                tasks.start_soon(self._signals, tasks.cancel_scope)
+                while link is not None and not await self._serve(link, roles):
+                    await roles.clear()
+                    link = await self._return()
+            except LibraError as e:  # exit code 0: the run goes on without this rank
+                self._say(str(e))
+            finally:
+                roles.kill_all()
+            tasks.cancel_scope.cancel()
+        return self.exit_code
+
+    # --- joining
+
+    async def _join(self) -> Joined:
         stream: anyio.abc.SocketStream | None = None
         try:
             with anyio.fail_after(LINK_S):
                 stream = await anyio.connect_unix(self.meeting.address)
                 reader: AsyncReader[m.ToSupervisor] = AsyncReader(stream, Codec(m.ToSupervisor))
-                await self._send(stream, self._hello())
+                sent_s = time.monotonic()
+                await stream.send(pack(self._hello()))
                 welcome = await reader.receive()
             if not isinstance(welcome, m.Welcome):
                 raise LibraError(f"the controller refused rank {self.rank}: {getattr(welcome, 'reason', welcome)}")
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._signals, tasks.cancel_scope)
-                tasks.start_soon(self._heartbeat, stream, welcome.heartbeat_s)
-                await self._serve(stream, reader, tasks)
-                tasks.cancel_scope.cancel()
-        finally:
-            if self.child is not None:
-                self.child.kill()
+        except BaseException as e:
             if stream is not None:
                 with anyio.CancelScope(shield=True):
                     await anyio.aclose_forcefully(stream)
-        return self.exit_code
+            if isinstance(e, BROKEN):
+                raise WireError("the controller closed the link before its welcome") from None
+            raise
+        return Joined(stream, reader, welcome, LeaseBook(welcome.lease_s, sent_s))
 
     def _hello(self) -> m.SupervisorHello:
-        return m.SupervisorHello(
-            m.PROTOCOL,
-            self.meeting.token,
-            self.meeting.incarnation,
-            self.rank,
-            socket.gethostname(),
-            os.getpid(),
-            "cpu",
-        )
+        known = self.meeting
+        host = socket.gethostname()
+        return m.SupervisorHello(m.PROTOCOL, known.token, known.incarnation, self.rank, host, os.getpid(), "cpu")
 
-    async def _serve(
-        self, stream: anyio.abc.SocketStream, reader: AsyncReader[m.ToSupervisor], tasks: anyio.abc.TaskGroup
-    ) -> None:
+    async def _return(self) -> Joined | None:
+        """A new link; None where there is nobody to return to. torchrun sees the death of a controller by itself."""
+        end, pause_s = time.monotonic() + RETURN_S, PAUSE_S
+        while time.monotonic() < end:
+            if (meeting := read(self._path)) is None:
+                return self._say("the controller is gone")
+            self.meeting = meeting
+            try:
+                return await self._join()
+            except (FileNotFoundError, ConnectionRefusedError):
+                return self._say("the controller is gone")
+            except (WireError, OSError, TimeoutError):
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return self._say(f"no way back to the controller in {RETURN_S:g} s")
+
+    # --- serving
+
+    async def _serve(self, link: Joined, roles: Roles) -> bool:
+        """Until the link ends; True when the controller said Shutdown."""
+        self._link = link
+        roles.welcome(link.welcome)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._heartbeat, link, roles)
+                tasks.start_soon(self._mind_lease, link, roles)
+                told = await self._obey(link, roles)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._link = None
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(link.stream)
+        return told
+
+    async def _obey(self, link: Joined, roles: Roles) -> bool:
         while True:
             try:
-                message = await reader.receive()
-            except (anyio.EndOfStream, anyio.BrokenResourceError, WireError) as e:
-                # Exit code 0: if the controller died torchrun sees that itself; if it only gave this rank up, the run goes on.
-                print(f"libra rank {self.rank}: the controller closed the link ({type(e).__name__})", file=sys.stderr)
-                return
+                message = await link.reader.receive()
+            except (WireError, *BROKEN) as e:
+                self._say(f"the link to the controller ended ({type(e).__name__})")
+                return False
             match message:
                 case m.SpawnRole():
-                    self.child = await Child.spawn(message)
-                    tasks.start_soon(self._watch, stream, self.child)
-                    tasks.start_soon(self._beats, self.child)
+                    await roles.spawn(message, link.lease.until_s)
+                case m.HeartbeatSeen(n=n):
+                    if link.lease.seen(n):
+                        roles.extend(link.lease.until_s)
                 case m.KillRole():
-                    if self.child is not None and self.child.start == message.start:
-                        tasks.start_soon(self.child.end, message.grace_s)
-                case m.Shutdown():
-                    if self.child is not None:
-                        await self.child.end(message.grace_s)
-                    return
+                    roles.kill(message)
+                case m.Shutdown(grace_s=grace_s):
+                    await roles.end(grace_s)
+                    return True
                 case _:
-                    raise WireError(f"unexpected {type(message).__name__} from the controller")
+                    self._say(f"unexpected {type(message).__name__} from the controller")
+                    return False
 
-    async def _watch(self, stream: anyio.abc.SocketStream, child: Child) -> None:
-        """Tell the controller how the role ended. Its tail goes along: the last thing it said is usually the reason."""
-        code = await child.process.wait()
-        child.kill()
-        if self.child is child:
-            self.child = None
-        await anyio.aclose_forcefully(child.pipe)
-        await self._send(stream, m.ChildExited(child.start, code, tail(child.log, LOG_TAIL_LINES, LOG_TAIL_BYTES)))
-
-    async def _beats(self, child: Child) -> None:
-        """Take the role's progress from the pipe until it closes; `_watch` reports the end."""
-        reader: AsyncReader[m.Beat] = AsyncReader(child.pipe, Codec(m.Beat))
-        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            while True:
-                beat = await reader.receive()
-                child.beats, child.doing = beat.beats, beat.doing
-
-    async def _heartbeat(self, stream: anyio.abc.SocketStream, every_s: float) -> None:
+    async def _heartbeat(self, link: Joined, roles: Roles) -> None:
         n = 0
         while True:
-            child = self.child
-            beat = m.Heartbeat(n, child.start, child.beats, child.doing) if child else m.Heartbeat(n, -1, -1, "")
-            await self._send(stream, beat)
+            link.lease.sending(n)
+            await link.send(m.Heartbeat(n, roles.beats, roles.has_spare))
+            await roles.keep_spare()
             n += 1
-            await anyio.sleep(every_s)
+            await anyio.sleep(link.welcome.heartbeat_s)
 
-    async def _send(self, stream: anyio.abc.SocketStream, message: m.Message) -> None:
-        with contextlib.suppress(
-            anyio.BrokenResourceError, anyio.ClosedResourceError
-        ):  # the reader sees it too and says so
-            await stream.send(pack(message))
+    async def _mind_lease(self, link: Joined, roles: Roles) -> None:
+        """Give up a link whose beats go unanswered: the roles have ended, or will before this rank is missed. A core rank
+        holds on to its link: its role has no lease, and its end would be the end of the run."""
+        while True:
+            await anyio.sleep(max(link.lease.until_s - time.monotonic(), link.welcome.heartbeat_s))
+            if link.lease.lapsed and not roles.core:
+                self._say("no heartbeat was acknowledged for a whole lease")
+                await anyio.aclose_forcefully(link.stream)
+                return
+
+    async def _exited(self, message: m.ChildExited) -> None:
+        if self._link is not None:  # else the rank is lost, and with it all that it held
+            await self._link.send(message)
+
+    def _say(self, what: str) -> None:
+        print(f"libra rank {self.rank}: {what}", file=sys.stderr)
 
     async def _signals(self, scope: anyio.CancelScope) -> None:
         """SIGTERM ends this rank at once."""
@@ -192,7 +213,8 @@ def main(rank: int, deadline_s: float) -> int:
     ):  # torchrun passes them to all ranks; what they mean is the controller's business
         signal.signal(number, signal.SIG_IGN)
     try:
-        return anyio.run(Supervisor(rank, find(meeting_file(), deadline_s)).run)
+        path = meeting_file()
+        return anyio.run(Supervisor(rank, find(path, deadline_s), path).run)
     except (LibraError, TimeoutError, OSError) as e:
         print(f"libra rank {rank}: {e or type(e).__name__}", file=sys.stderr)
         return 1

@@ -20,6 +20,8 @@ class Message(Struct, frozen=True, tag=True):
 
 
 class SupervisorHello(Message, frozen=True, tag=True):
+    """`roles` are the starts of role processes that still live below it: a rank is not taken (back) before there are none."""
+
     protocol: int
     token: str
     incarnation: str
@@ -27,6 +29,7 @@ class SupervisorHello(Message, frozen=True, tag=True):
     host: str
     pid: int
     device: str
+    roles: tuple[int, ...] = ()
 
 
 class RoleHello(Message, frozen=True, tag=True):
@@ -50,9 +53,11 @@ class Refused(Message, frozen=True, tag=True):
 
 
 class Welcome(Message, frozen=True, tag=True):
-    """`lease_s`: a role without an acknowledged heartbeat for so long must end by itself (the core's roles have no lease).
+    """The answer to a supervisor's hello, and the acknowledgement of the time at which it was sent.
 
+    `lease_s`: a role without an acknowledged heartbeat for so long must end by itself (the core's roles have no lease).
     `preload`: what a spare child imports before it knows what it will be ("torch" or nothing).
+    `threads`: OMP_NUM_THREADS of every child.
     """
 
     heartbeat_s: float
@@ -68,12 +73,11 @@ class HeartbeatSeen(Message, frozen=True, tag=True):
 
 
 class SpawnRole(Message, frozen=True, tag=True):
-    """Start `python -m libra.rank.role` with its output in `log`; `spec` goes to it as the first frame on its pipe."""
+    """Make a child the role of `spec`, with its output in `log`. The supervisor passes it on to the child's pipe as it is."""
 
     start: int
     spec: "RoleSpec"
     log: str
-    threads: int
 
 
 class KillRole(Message, frozen=True, tag=True):
@@ -84,18 +88,25 @@ class KillRole(Message, frozen=True, tag=True):
 
 
 class Shutdown(Message, frozen=True, tag=True):
-    """End the role and yourself with exit code 0."""
+    """End all roles and yourself with exit code 0."""
 
     grace_s: float
 
 
-class Heartbeat(Message, frozen=True, tag=True):
-    """`beats` is the child's own progress counter, `doing` its one-word stage; -1 and "" without a child."""
+class RoleBeat(Struct, frozen=True):
+    """`beats` is the progress counter of the child of `start`, `doing` its one-word stage."""
 
-    n: int
     start: int
     beats: int
     doing: str
+
+
+class Heartbeat(Message, frozen=True, tag=True):
+    """The supervisor lives, and so do these roles of its. `spare`: the next role need not wait for imports."""
+
+    n: int
+    roles: tuple[RoleBeat, ...] = ()
+    spare: bool = False
 
 
 class ChildExited(Message, frozen=True, tag=True):
@@ -106,7 +117,7 @@ class ChildExited(Message, frozen=True, tag=True):
     log_tail: str
 
 
-# --- supervisor -> role (first frame on the pipe), role -> supervisor (beats)
+# --- supervisor <-> role, on the pipe: SpawnRole once, then leases; beats the other way
 
 
 class RoleSpec(Message, frozen=True, tag=True):
@@ -133,6 +144,8 @@ class Lease(Message, frozen=True, tag=True):
 
 
 class Beat(Message, frozen=True, tag=True):
+    """Progress of a role; from a child without a role: it has imported what it was told to and can become one at once."""
+
     beats: int
     doing: str
 
@@ -417,6 +430,7 @@ ToController = (
     | Complaint
 )
 ToSupervisor = Welcome | HeartbeatSeen | Refused | SpawnRole | KillRole | Shutdown
+ToChild = SpawnRole | Lease
 ToRole = (
     Refused
     | FormMembers

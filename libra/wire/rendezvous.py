@@ -94,18 +94,23 @@ def announce(meeting: Meeting, path: Path) -> None:
         raise
 
 
+def read(path: Path) -> Meeting | None:
+    """The controller's word; None where there is none (yet, or any more). LibraError where it is something else."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Meeting)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, json.JSONDecodeError) as e:
+        raise LibraError(f"{path} is not a controller's word: {e}") from None
+
+
 def find(path: Path, deadline_s: float) -> Meeting:
     """Wait for the controller's word. Raises LibraError after `deadline_s`."""
     end = time.monotonic() + deadline_s
-    while True:
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Meeting)
-        except FileNotFoundError:
-            pass
-        except (msgspec.DecodeError, json.JSONDecodeError) as e:
-            raise LibraError(f"{path} is not a controller's word: {e}") from None
+    while (meeting := read(path)) is None:
         if time.monotonic() > end:
             raise LibraError(
                 f"rank 0 did not announce itself in {path} within {deadline_s:g} s; see its output for the reason"
             )
         time.sleep(POLL_S)
+    return meeting

@@ -60,6 +60,8 @@ def test_each_mode_has_its_lags(tmp_path, mode, lag, allowed):
         (["--env.fault.kind=fail"], 'got kind "fail" with rate 0.0'),
         (["--env.fault.rate=0.5"], 'got kind "none" with rate 0.5'),
         (["--deadline.lost_s=1"], "deadline.lost_s: got 1.0, expected at least 3 x deadline.heartbeat_s = 1.5"),
+        (["--deadline.lease_s=1"], "deadline.lease_s: got 1.0, expected at least 3 x deadline.heartbeat_s = 1.5"),
+        (["--deadline.lease_s=9.5"], "deadline.lease_s: got 9.5, expected at most deadline.lost_s - 1 = 9"),
         (["--deadline.stalled_s=4"], "deadline.stalled_s: got 4.0, expected more than env.tool.deadline_s = 5.0"),
     ],
 )

@@ -111,28 +111,45 @@ def test_an_engine_that_stands_still_is_reported_and_the_others_get_every_versio
         assert run.wait() == 130
         run.assert_nobody_left()
     assert run.summary()["lost"] == 0
-    installed: dict[int, set[int]] = {0: set(), 1: set()}
-    for event, _ in JournalReader(run.run_dir / "journal"):
-        if isinstance(event, e.WeightsInstalled):
-            installed[event.engine].add(event.version)
     newest = run.summary()["version"]
-    other = max(installed.values(), key=len)
+    other = max(installed(run).values(), key=len)
     assert len(other) > newest / 2, "it may skip a version while a newer one is there, no more"
     assert max(other) >= newest - 1
 
 
-def test_a_stopped_supervisor_is_lost_and_its_return_does_not_end_the_run(tmp_path: Path, warm_cache: Path) -> None:
-    options = ["--run.steps=100000", "--eval.tasks=0", "--allocation.trainer=1", "--deadline.lost_s=3"]
-    with Launched(tmp_path, warm_cache, *options) as run:
+def test_a_stopped_supervisor_is_lost_its_engine_ends_by_lease_and_both_come_back(
+    tmp_path: Path, warm_cache: Path
+) -> None:
+    options = ["--run.steps=100000", "--eval.tasks=0", "--allocation.trainer=1"]
+    short = ["--deadline.lost_s=6", "--deadline.lease_s=4"]
+    with Launched(tmp_path, warm_cache, *options, *short) as run:
         run.until_batch(1)
         supervisor = run.find("libra.launch")[2]
-        kill(supervisor, signal.SIGSTOP)
-        run.until("the loss", lambda: "rank 2 is lost: no heartbeat for 3 s" in run.reports())
-        kill(supervisor, signal.SIGCONT)
-        run.until("its end", lambda: supervisor not in run.family())
+        (engine,) = run.find("libra.rank.role", "rank-2.rollout")
+        kill(supervisor, signal.SIGSTOP)  # from now on nobody can end its engine but the engine itself
+        run.until("the loss", lambda: "rank 2 is lost: no heartbeat for 6 s" in run.reports())
+        assert engine not in run.family(), "it ended before its place was given away"
         before = len(run.batches())
-        run.until("more batches", lambda: len(run.batches()) > before + 3)
+        run.until("batches of the other engine", lambda: len(run.batches()) > before + 2)
+        versions = installed(run)[0]
+        kill(supervisor, signal.SIGCONT)
+        run.until("its new engine", lambda: run.find("libra.rank.role", "rank-2.rollout"))
+        assert supervisor in run.family()
+        run.until("weights on it", lambda: len(installed(run)[0]) > len(versions))
         kill(run.process.pid, signal.SIGINT)
         assert run.wait() == 130
         run.assert_nobody_left()
     assert run.summary()["lost"] == 0
+    assert "Traceback" not in run.output.read_text()
+    assert replay.check(run.run_dir).ok
+    log = "".join(path.read_text() for path in sorted((run.run_dir / "logs").glob("rank-2.rollout.*.log")))
+    assert "its lease has lapsed" in log
+
+
+def installed(run: Launched) -> dict[int, set[int]]:
+    """The versions that each engine has installed, of the quickstart's two."""
+    found: dict[int, set[int]] = {0: set(), 1: set()}
+    for event, _ in JournalReader(run.run_dir / "journal"):
+        if isinstance(event, e.WeightsInstalled):
+            found[event.engine].add(event.version)
+    return found

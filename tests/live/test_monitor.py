@@ -3,7 +3,7 @@
 from libra.config.schema import DeadlineConfig
 from libra.controller.monitor import Monitor
 from libra.core import events as e
-from libra.wire.messages import Heartbeat
+from libra.wire.messages import Heartbeat, RoleBeat
 
 DEADLINE = DeadlineConfig(lost_s=5.0, stalled_s=20.0)
 
@@ -24,7 +24,7 @@ class Watch:
 
     def beat(self, at: float, beats: int, start: int = 7) -> None:
         self.now = at
-        self.monitor.heartbeat(3, Heartbeat(0, start, beats, "generating"))
+        self.monitor.heartbeat(3, Heartbeat(0, (RoleBeat(start, beats, "generating"),)))
         self.monitor._check(at)
 
 
