@@ -23,7 +23,11 @@ def main() -> NoReturn:
     spec = BlockingReader(pipe, Codec[m.RoleSpec](m.RoleSpec)).receive()
     try:
         link: RoleLink | None = None
-        if spec.role == "trainer":
+        if spec.emulated:
+            from libra.rank.emulated import role_class
+
+            Role = role_class(spec.role)
+        elif spec.role == "trainer":
             from libra.rank.trainer_role import TrainerRole as Role
         else:
             from libra.rank.engine_role import EngineRole as Role
