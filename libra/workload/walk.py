@@ -27,7 +27,7 @@ class Return(Struct, frozen=True):
 
 
 class Walk:
-    """`most_sampled` and `most_context` are the workload's limits, in tokens: what the core may be told, the truth being hidden."""
+    """`most_sampled` and `most_context` are the workload's limits in tokens: all that the core may be told of the truth."""
 
     def __init__(self, truth: TraceTrajectory, rules: WorkloadConfig, most_sampled: int, most_context: int) -> None:
         self.truth = truth
