@@ -19,7 +19,7 @@ from libra.telemetry.journal import JournalReader
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 CONFIG = "configs/emulated-8.toml"
-SMALL = ["--run.steps=3", "--rollout.groups_per_batch=3", "--rollout.samples_per_group=4", "--emulation.speed=60"]
+SMALL = ["--run.steps=3", "--rollout.groups_per_batch=3", "--rollout.samples_per_group=4", "--emulation.speed=200"]
 
 
 class Trained(msgspec.Struct):
@@ -114,7 +114,7 @@ def test_no_emulated_process_imports_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [3, 7], ids=["tp1", "the leader of tp2"])
 def test_an_emulated_engine_killed_in_a_turn_is_replaced_and_nothing_is_lost(tmp_path: Path, first: int) -> None:
-    options = [*SMALL, "--run.steps=8", "--emulation.speed=30"]
+    options = [*SMALL, "--run.steps=12", "--emulation.speed=60"]
     with Launched(tmp_path, None, *options, config=CONFIG) as run:
         run.until_batch(1)
         victim = run.find("libra.rank.role", f"rank-{first}.rollout")[0]
@@ -122,7 +122,7 @@ def test_an_emulated_engine_killed_in_a_turn_is_replaced_and_nothing_is_lost(tmp
         run.until("the engine's second start", lambda: run.find("libra.rank.role", f"rank-{first}.rollout.1.log"))
         assert run.wait() == 0, run.words()
         run.assert_nobody_left()
-    assert run.summary()["steps"] == 8
+    assert run.summary()["steps"] == 12
     assert run.summary()["lost"] == 0
     assert "is down: its process was killed by signal 9" in run.reports()
     assert replay.check(run.run_dir).ok
