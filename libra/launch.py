@@ -27,11 +27,14 @@ def main() -> int:
     from libra.config import preflight
     from libra.config.rundir import claim, resolve
     from libra.controller.main import main as control
+    from libra.sim.plan import plan
 
     args = parse_run(sys.argv[1:])
     try:
         resolved = resolve(args.config, args.all_overrides())
         preflight.check(resolved.config, world_size, source=args.config)
+        if resolved.config.emulated:
+            plan(resolved.config)
         claim(resolved)
         return control(resolved.config, resolved.run_dir)
     except (ConfigError, PreflightError) as e:

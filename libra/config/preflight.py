@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from libra.config.schema import ONLY_SIMULATED, Config, WorkloadConfig
+from libra.config.schema import NO_TASKS, Config, WorkloadConfig
 from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
@@ -78,17 +78,20 @@ def _names(config: Config) -> Iterator[str]:
 
 
 def _live(config: Config) -> Iterator[str]:
-    """What only the simulator can do."""
-    if isinstance(config.env, WorkloadConfig):
-        yield ONLY_SIMULATED
+    """Lengths without tasks go with devices that only sleep, and nothing else does."""
+    real = [i for i, bucket in enumerate(config.bucket) if bucket.engine != "emulated"]
+    if config.emulated and real:
+        yield NO_TASKS
     for i, bucket in enumerate(config.bucket):
-        if bucket.engine == "emulated":
+        if bucket.engine == "emulated" and not config.emulated:
             yield (
-                f'bucket.{i}.engine: got "emulated", expected "torch": emulated engines have no live role; '
-                f'use libra simulate, or engine = "torch"'
+                f'bucket.{i}.engine: got "emulated", expected "torch": an emulated engine cannot do tasks; '
+                f'set env.name = "workload", or engine = "torch"'
             )
-        elif bucket.kv_tokens == 0:
+        elif bucket.kv_tokens == 0 and bucket.engine != "emulated":
             yield f"bucket.{i}.kv_tokens: got 0, expected 1 or more: only emulated engines take it from the cost model"
+    if config.emulation.speed != 1 and not config.emulated:
+        yield f"emulation.speed: got {config.emulation.speed:g}, expected 1: real tasks on real devices take real seconds"
 
 
 def _engines(config: Config) -> Iterator[str]:

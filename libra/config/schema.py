@@ -6,15 +6,15 @@ by the types here; relations between values (`max_lag` against `mode`, heads aga
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from libra.config.parts import HardwareConfig, ModelShape
 from libra.config.types import Fraction, Mode, Name, NatInt, NonNegFloat, PosFloat, PosInt
 from libra.errors import ConfigError
 
-ONLY_SIMULATED = (
-    'env.name: got "workload", expected "calculator": a workload has lengths but no tasks, so it can only be simulated; '
-    "use libra simulate"
+NO_TASKS = (
+    'env.name: got "workload", expected "calculator": a workload has lengths but no tasks, so only emulated engines can run '
+    'it; set engine = "emulated" in every bucket, or use libra simulate'
 )
 
 
@@ -82,7 +82,7 @@ class BucketConfig(_Table, frozen=True):
 
     name: Name = "main"
     engine: Literal["torch", "emulated"] = "torch"
-    """torch: a compact decoder on one device. emulated: as long as the cost model says; for `libra simulate` only."""
+    """torch: a compact decoder on one device. emulated: no device at all, it sleeps as long as the cost model says."""
     tp: PosInt = 1
     engines: PosInt = 1
     max_batch: PosInt = 128
@@ -190,7 +190,7 @@ class CalculatorConfig(_Table, frozen=True, tag_field="name", tag="calculator"):
 
 
 class WorkloadConfig(_Table, frozen=True, tag_field="name", tag="workload"):
-    """Recorded or made-up trajectories instead of an environment: lengths, signals and tool seconds. `libra simulate` only.
+    """Recorded or made-up trajectories instead of an environment: lengths, signals and tool seconds. For emulated engines.
 
     What is None is as `libra.workload.spec` has it for the kind.
     """
@@ -298,8 +298,30 @@ class DeadlineConfig(_Table, frozen=True):
     """Restarts of one rank's engine role before the rank is given up."""
 
 
+class TruthConfig(_Table, frozen=True):
+    """How machines that only pretend differ from what the cost model says: known to them alone. The core has to learn it.
+
+    Formulas stand in `libra.workload.truth`. The defaults change nothing.
+    """
+
+    seed: NatInt = 0
+    slowdown: PosFloat = 1.0
+    """All engines' seconds, times this."""
+    engine_spread: NonNegFloat = 0.0
+    """Standard deviation, among engines, of the logarithm of their seconds."""
+    step_noise: NonNegFloat = 0.0
+    """Standard deviation, over time, of the logarithm of an engine's seconds."""
+    noise_s: PosFloat = 5.0
+    """For how long the noise of an engine's seconds stays as it is."""
+    slow_engine: Annotated[int, Meta(ge=-1)] = -1
+    """One engine that is slower by `slow_factor`; -1: none."""
+    slow_factor: Annotated[float, Meta(ge=1)] = 3.0
+    tool_noise: NonNegFloat = 0.0
+    """Standard deviation of the logarithm of a tool's seconds, over what the workload says."""
+
+
 class SimulationConfig(_Table, frozen=True):
-    """What only a simulation needs to be told; the live run has the real thing."""
+    """What a simulation, or an emulated job, needs to be told; a real one has the real thing."""
 
     train: bool = True
     """False: optimiser steps take no time, as when one batch of rollouts is all that is of interest."""
@@ -313,6 +335,30 @@ class SimulationConfig(_Table, frozen=True):
     """Activations are computed again in the backward pass."""
     same_node: bool = False
     """Weights are published inside a node, through host memory; else over the nodes' ports."""
+
+
+class EmulatedFault(_Table, frozen=True):
+    """Makes one rank's gradient role misbehave: for tests of the system."""
+
+    kind: Literal["none", "hang", "delay", "die"] = "none"
+    """hang: it stands still, and its beats with it; delay: it goes on `delay_s` later; die: its process ends."""
+    stage: Literal["joining", "accumulating", "sharing"] = "joining"
+    """joining: when it is to install its first weights; accumulating: at its first micro-batch; sharing: while a core rank
+    fetches its share."""
+    rank: NatInt = 0
+    delay_s: PosFloat = 10.0
+    """Real seconds."""
+
+
+class EmulationConfig(_Table, frozen=True):
+    """A live job without devices: real processes and sockets, whose work is to wait."""
+
+    speed: PosFloat = 1.0
+    """Run seconds that pass in a real one. Everything is told and reported in run seconds: costs, tools, the scheduler's
+    waits, journal and summary. Only `[deadline]` is in real seconds, since processes and sockets are real."""
+    real_groups: bool = False
+    """Groups are formed for real, with gloo, by processes that import torch: for tests."""
+    fault: EmulatedFault = EmulatedFault()
 
 
 class Config(_Table, frozen=True):
@@ -335,13 +381,30 @@ class Config(_Table, frozen=True):
     eval: EvalConfig = EvalConfig()
     deadline: DeadlineConfig = DeadlineConfig()
     simulation: SimulationConfig = SimulationConfig()
+    truth: TruthConfig = TruthConfig()
+    emulation: EmulationConfig = EmulationConfig()
 
     @property
     def live_env(self) -> LiveEnvConfig:
-        """The environment of a live run. Raises ConfigError for a workload, which can only be simulated."""
+        """The environment with tasks to solve. Raises ConfigError for a workload, which has none."""
         if isinstance(self.env, WorkloadConfig):
-            raise ConfigError(self.run.name, [ONLY_SIMULATED])
+            raise ConfigError(self.run.name, [NO_TASKS])
         return self.env
+
+    @property
+    def emulated(self) -> bool:
+        """No rank computes anything: engines and trainers sleep, trajectories come from a workload."""
+        return isinstance(self.env, WorkloadConfig)
+
+    @property
+    def in_run_seconds(self) -> "Config":
+        """What the core and the journal are given: the deadlines, too, by the run's own clock. Idempotent."""
+        speed = self.emulation.speed
+        deadline = {name: getattr(self.deadline, name) for name in self.deadline.__struct_fields__}
+        scaled = {name: s * speed if name.endswith("_s") else s for name, s in deadline.items()}
+        return structs.replace(
+            self, deadline=DeadlineConfig(**scaled), emulation=structs.replace(self.emulation, speed=1.0)
+        )
 
     @property
     def max_lag(self) -> int:

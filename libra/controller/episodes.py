@@ -4,7 +4,7 @@ Token ids in, token ids out. What the policy sampled is marked and carries its l
 zeros there. The core knows an episode by its id and its counts; this is where its contents live, until it is discarded.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import anyio.abc
@@ -103,6 +103,33 @@ class Episodes:
             episode.scope.cancel()
             self._tasks.start_soon(episode.session.aclose)
         return gone
+
+    # --- what engines and trainers are sent, and what comes back
+
+    def turn(self, command: c.Generate) -> m.Turn:
+        episode = self.all[command.traj]
+        return m.Turn(command.seq, episode.id, episode.tokens, command.max_new_tokens, episode.noise)
+
+    def took(self, turn: m.TurnDone | m.EmulatedTurnDone, engine: int) -> e.TurnGenerated | None:
+        """Keep what an engine sampled; None where nobody waits for it: discarded, or placed anew after its engine was lost."""
+        episode = self.all.get(turn.traj)
+        if episode is None or episode.generating != turn.cmd or not isinstance(turn, m.TurnDone):
+            return None
+        episode.take(turn)
+        oldest, newest = (min(turn.versions), max(turn.versions)) if turn.versions else (-1, -1)
+        return e.TurnGenerated(
+            self._clock(), turn.cmd, turn.traj, engine, len(turn.tokens), oldest, newest, turn.finish
+        )
+
+    def samples(self, rows: Sequence[c.Row]) -> list[m.Sample]:
+        """The trajectories of a micro-batch, as trainers are sent them."""
+        return [self.all[row.traj].sample(row.advantage) for row in rows]
+
+    def counts(self, slots: Sequence[c.MicroBatch | None]) -> list[list[m.Counts]]:
+        """None: real trainers are sent samples."""
+        return []
+
+    # --- sessions
 
     async def _guarded(self, episode: Episode, cmd: int, work: Callable[[Episode, int], Awaitable[e.AnyEvent]]) -> None:
         """Run one piece of a session under its deadline; whatever breaks in there fails this trajectory and nothing else."""

@@ -13,18 +13,18 @@ import sys
 import traceback
 from pathlib import Path
 from secrets import token_hex
-from time import monotonic
 
 import anyio
 import anyio.abc
 
 from libra.config.schema import Config
+from libra.controller.clock import Clock
 from libra.controller.links import Server, welcome
 from libra.controller.screen import Screen
 from libra.controller.shell import Shell
+from libra.controller.world import world_of
 from libra.core import commands as c
 from libra.core import events as e
-from libra.env.registry import environment
 from libra.telemetry.display import open_display
 from libra.telemetry.journal import DIRECTORY, Head, JournalWriter
 from libra.telemetry.logs import CONTROLLER, RunLog
@@ -43,7 +43,8 @@ NOW_S = 2.0
 
 class Controller:
     def __init__(self, config: Config, run_dir: Path) -> None:
-        self.config = config
+        self.world = world_of(config)
+        self.config = self.world.config
         self.run_dir = run_dir
         self._hurry = False
 
@@ -53,20 +54,15 @@ class Controller:
         private = PrivateDirectory()
         meeting = Meeting(str(private.path / "controller.sock"), token_hex(32), token_hex(8))
         tally = Tally(config.run.name, config.run.mode, config.run.seed)
-        journal = JournalWriter(run_dir / DIRECTORY, Head.of(config, meeting.incarnation))
+        journal = JournalWriter(run_dir / DIRECTORY, Head.of(self.world.core_config, meeting.incarnation))
         metrics = MetricsWriter(run_dir / METRICS_FILE)
-        world = environment(config.live_env)
-        began = monotonic()
-
-        def clock() -> float:
-            return monotonic() - began
-
+        clock = Clock(config.emulation.speed)
         try:
             with journal, metrics, RunLog(run_dir / CONTROLLER, clock) as log, open_display() as display:
                 try:
-                    async with world.running(), anyio.create_task_group() as tasks:
+                    async with self.world.running(), anyio.create_task_group() as tasks:
                         screen = Screen(config, display, log, metrics, tally)
-                        shell = Shell(config, run_dir, meeting, journal, tally, screen, world, tasks, clock)
+                        shell = Shell(self.world, run_dir, meeting, journal, tally, screen, tasks, clock)
                         server = Server(meeting, shell.serve, welcome(config))
                         listener = await anyio.create_unix_listener(meeting.address, mode=0o600)
                         tasks.start_soon(self._signals, shell)

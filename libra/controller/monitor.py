@@ -39,7 +39,7 @@ class Watched:
 
 class Monitor:
     def __init__(
-        self, deadline: DeadlineConfig, clock: Callable[[], float], post: Callable[[e.AnyEvent], None]
+        self, deadline: DeadlineConfig, clock: Callable[[], float], post: Callable[[e.RoleStalled], None]
     ) -> None:
         self._deadline = deadline
         self._clock = clock

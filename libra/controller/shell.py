@@ -6,23 +6,21 @@
 One object holds what is live of a run: links by rank, episodes, addresses of weights.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import anyio.abc
 import msgspec
 
-from libra.config.schema import Config
-from libra.controller.episodes import Episodes
+from libra.controller.clock import Clock
 from libra.controller.links import Link
 from libra.controller.monitor import Monitor
 from libra.controller.runtime import Runtime
 from libra.controller.screen import Screen
+from libra.controller.world import World
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
-from libra.env.protocol import Environment
 from libra.errors import WireError
 from libra.telemetry.journal import JournalWriter
 from libra.telemetry.summary import Tally
@@ -37,24 +35,21 @@ KILL_GRACE_S = 2.0
 class Shell:
     def __init__(
         self,
-        config: Config,
+        world: World,
         run_dir: Path,
         meeting: Meeting,
         journal: JournalWriter,
         tally: Tally,
         screen: Screen,
-        environment: Environment,
         tasks: anyio.abc.TaskGroup,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
-        self.config = config
-        self.core = Core(config)
+        self.config = config = world.config
+        self.core = Core(world.core_config)
         self.clock = clock
         self.runtime = Runtime(self.core, journal, tally, self.carry_out, clock)
-        self.episodes = Episodes(
-            environment, config.run.seed, config.live_env.tool.deadline_s, tasks, clock, self.runtime.post
-        )
-        self.monitor = Monitor(config.deadline, clock, self.runtime.post)
+        self.episodes = world.episodes(tasks, clock, self.runtime.post)
+        self.monitor = Monitor(config.deadline, clock.wall, self._noticed)
         self.finish: c.FinishRun | None = None
         self.finished = anyio.Event()
         self.all_gone = anyio.Event()
@@ -120,13 +115,12 @@ class Shell:
         episode = self.episodes.all[command.traj]
         self._forget_prefix(episode.engine, episode.id, command.engine)
         episode.engine, episode.generating = command.engine, command.seq
-        ranks = self.core.fleet.engines[command.engine].ranks
-        self._to_roles(ranks, m.Turn(command.seq, episode.id, episode.tokens, command.max_new_tokens, episode.noise))
+        self._to_leader(command.engine, self.episodes.turn(command))
 
     def _forget_prefix(self, engine: int, traj: int, next_engine: int) -> None:
         """A trajectory that moves leaves no prefix behind."""
         if engine not in (-1, next_engine):
-            self._to_roles(self.core.fleet.engines[engine].ranks, m.Forget([traj]))
+            self._to_leader(engine, m.Forget([traj]))
 
     def _discard(self, command: c.Discard) -> None:
         by_engine: dict[int, list[int]] = {}
@@ -134,13 +128,13 @@ class Shell:
             by_engine.setdefault(episode.engine, []).append(episode.id)
         for engine, trajs in by_engine.items():
             if engine >= 0:
-                self._to_roles(self.core.fleet.engines[engine].ranks, m.Forget(trajs))
+                self._to_leader(engine, m.Forget(trajs))
 
     def _round(self, command: c.Round) -> None:
+        counts = self.episodes.counts(command.slots)
         for rank, micro_batch in zip(command.ranks, command.slots, strict=True):
-            rows = micro_batch.rows if micro_batch else ()
-            samples = [self.episodes.all[row.traj].sample(row.advantage) for row in rows]
-            self._to_roles((rank,), m.RunRound(command.seq, command.index, samples))
+            samples = self.episodes.samples(micro_batch.rows if micro_batch else ())
+            self._to_roles((rank,), m.RunRound(command.seq, command.index, samples, counts))
 
     def _start_role(self, command: c.StartRole) -> None:
         self._starts[command.rank] = command.seq
@@ -157,13 +151,14 @@ class Shell:
             controller=self._meeting.address,
             device=self._devices[command.rank],
             config=self._config_json,
+            emulated=self.config.emulated,
         )
         log = str(self._run_dir / "logs" / f"rank-{command.rank}.{command.role}.{command.epoch}.log")
         self._to_supervisor(command.rank, m.SpawnRole(command.seq, spec, log))
         self.monitor.role_started(command.rank, command.seq)
 
     async def _timer(self, seq: int, at: float) -> None:
-        await anyio.sleep(max(0.0, at - self.clock()))
+        await self.clock.sleep_until(at)
         self.runtime.post(e.TimerFired(max(at, self.clock()), seq))
 
     def _to_roles(self, ranks: tuple[int, ...], message: m.Message) -> None:
@@ -172,9 +167,17 @@ class Shell:
             if (link := self._roles.get(rank)) is not None:
                 link.send(message)
 
+    def _to_leader(self, engine: int, message: m.Message) -> None:
+        """The first rank of an engine runs its turns."""
+        self._to_roles(self.core.fleet.engines[engine].ranks[:1], message)
+
     def _to_supervisor(self, rank: int, message: m.Message) -> None:
         if (link := self._supervisors.get(rank)) is not None:
             link.send(message)
+
+    def _noticed(self, event: e.RoleStalled) -> None:
+        """The monitor watches by real seconds."""
+        self.runtime.post(msgspec.structs.replace(event, t=self.clock()))
 
     # --- links
 
@@ -261,9 +264,10 @@ class Shell:
         now = self.clock()
         engine = self.core.fleet.ranks[rank].engine
         match message:
-            case m.TurnsDone(turns=turns):
+            case m.TurnsDone(turns=turns) | m.EmulatedTurnsDone(turns=turns):
                 for turn in turns:
-                    self._turn_done(engine, turn)
+                    if (event := self.episodes.took(turn, engine)) is not None:
+                        self.runtime.post(event)
             case m.RoundFinished(cmd=cmd, seconds=seconds):
                 self.runtime.post(e.RoundDone(now, cmd, rank, seconds))
             case m.StepFinished():
@@ -274,6 +278,8 @@ class Shell:
             case m.Held(version=version, address=address):
                 self._sources[rank] = address
                 self.runtime.post(e.WeightsHeld(now, rank, version))
+            case m.Installed() | m.InstallFailed() if rank != self.core.fleet.engines[engine].ranks[0]:
+                pass  # the engine's first rank speaks for all
             case m.Installed(cmd=cmd, version=version, seconds=seconds):
                 self.runtime.post(e.WeightsInstalled(now, cmd, engine, version, seconds))
             case m.InstallFailed(cmd=cmd, version=version, reason=reason):
@@ -291,16 +297,6 @@ class Shell:
                 self._screen.log(f"rank {rank}: {trace}")
             case _:
                 raise WireError(f"unexpected {type(message).__name__} on a role link")
-
-    def _turn_done(self, engine: int, turn: m.TurnDone) -> None:
-        episode = self.episodes.all.get(turn.traj)
-        if episode is None or episode.generating != turn.cmd:
-            return  # discarded, or placed anew after its engine was given up
-        episode.take(turn)
-        oldest, newest = (min(turn.versions), max(turn.versions)) if turn.versions else (-1, -1)
-        self.runtime.post(
-            e.TurnGenerated(self.clock(), turn.cmd, turn.traj, engine, len(turn.tokens), oldest, newest, turn.finish)
-        )
 
     # --- the end
 

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from libra.config.schema import Config
 from libra.errors import RoleError

@@ -17,7 +17,6 @@ from typing import NoReturn
 import msgspec
 
 from libra.config.schema import Config
-from libra.errors import RoleError
 from libra.rank.link import RoleLink
 from libra.rank.pipe import SupervisorPipe, leave
 from libra.rank.preload import preload, yielding
@@ -52,6 +51,10 @@ def main() -> NoReturn:
 
 def _role(spec: m.RoleSpec):
     """The class of the role: imported before the link, for a role that has said hello is watched for progress."""
+    if spec.emulated:
+        from libra.rank.emulated import role_class
+
+        return role_class(spec.role)
     match spec.role:
         case "trainer":
             from libra.rank.trainer_role import TrainerRole as Role

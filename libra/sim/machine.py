@@ -11,6 +11,8 @@ in whatever room the rows leave (oldest out first; of one policy version, since 
 weights that are swapped between two steps. An arrival waits for the end of the step under way. Work is counted lazily: rows
 hold the step at which they end, so that an event costs the same in a batch of 1 and of 1,000.
 
+Seconds are those of the cost model times `pace`, which stays as it is during a prefill or a stretch.
+
 The shell calls `settle` when `until` has come, feeds what has finished to the core, then calls `proceed`.
 """
 
@@ -58,15 +60,18 @@ class Machine:
     """`room_tokens` is the KV room. Times are virtual seconds."""
 
     __slots__ = (
-        "_cache", "_cached_tokens", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since", "_stretch",
-        "appointed", "cost", "decode_s", "id", "install", "kv", "preemptions", "prefill_s", "recomputed_tokens",
-        "reused_tokens", "room", "rows", "serial", "state", "steps", "until", "version",
+        "_cache", "_cached_tokens", "_cut", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since",
+        "_stretch", "_under_way", "appointed", "cost", "decode_s", "id", "install", "kv", "pace", "preemptions",
+        "prefill_s", "prefilled_tokens", "recomputed_tokens", "reused_tokens", "room", "rows", "serial", "state",
+        "steps", "until", "version",
     )  # fmt: skip
 
     def __init__(self, id: int, cost: EngineCost, room_tokens: int) -> None:
         self.id = id
         self.cost = cost
         self.room = room_tokens
+        self.pace = 1.0
+        """Real over predicted seconds of what it begins next: the shell's, from the hidden truth."""
         self.version = -1
         self.install: tuple[int, int, float] | None = None
         """(command, version, seconds) of weights that have arrived and wait for the end of the step."""
@@ -83,15 +88,19 @@ class Machine:
         """Tokens that the rows hold, at `steps`."""
         self.steps = 0
         self.decode_s = self.prefill_s = 0.0
-        self.preemptions = self.recomputed_tokens = self.reused_tokens = 0
+        self.preemptions = self.prefilled_tokens = self.recomputed_tokens = self.reused_tokens = 0
         self._queue: deque[Row] = deque()
         self._joining: list[Row] = []
         self._ends: list[tuple[int, int, Row]] = []
         self._outgrown: list[Row] = []
         self._lost: set[int] = set()
         """Commands whose rows are to be dropped at the next boundary."""
+        self._cut: set[int] = set()
+        """Commands whose rows are to be given back at the next boundary."""
         self._orders = 0
         self._since = 0.0
+        self._under_way = 1.0
+        """The pace of the present stretch."""
         self._stretch = 0
         self._cache: dict[int, tuple[int, int]] = {}
         """Trajectory -> (tokens, version), oldest first."""
@@ -114,6 +123,12 @@ class Machine:
         self.forget(traj)
         self._interrupt(now)
 
+    def cut(self, cmd: int, now: float) -> None:
+        """Give the turn back with what it has sampled, at the end of the step under way. No-op where it is over already."""
+        if cmd in self.rows or any(row.cmd == cmd for row in (*self._queue, *self._joining)):
+            self._cut.add(cmd)
+            self._interrupt(now)
+
     def forget(self, traj: int) -> None:
         """Its prefix will not be used again."""
         self._cached_tokens -= self._cache.pop(traj, (0, 0))[0]
@@ -124,13 +139,16 @@ class Machine:
             done = self._steps_in(now - self._since)
             if done + 1 < self._stretch:
                 self._stretch = done + 1
-                self._appoint(self._since + self.cost.decode_s(self._stretch, len(self.rows), self.kv))
+                self._appoint(
+                    self._since + self._under_way * self.cost.decode_s(self._stretch, len(self.rows), self.kv)
+                )
         elif self.state == "idle" and self.until != now:
             self._appoint(now)
 
     def _steps_in(self, seconds: float) -> int:
         """Whole steps of the present stretch within its first `seconds`."""
         cost, batch, kv = self.cost, len(self.rows), self.kv
+        seconds /= self._under_way
         return bisect_right(range(1, self._stretch + 1), seconds, key=lambda n: cost.decode_s(n, batch, kv))
 
     def _appoint(self, until: float) -> None:
@@ -140,7 +158,7 @@ class Machine:
     # --- the machine
 
     def settle(self, now: float) -> list[Row]:
-        """The stretch or prefill has ended: rows that are finished, or given back unfinished (`outgrown`)."""
+        """The stretch or prefill has ended: rows that are finished, or given back unfinished (cut, or `outgrown`)."""
         if self.state == "decode":
             self.decode_s += now - self._since
             self.steps += self._stretch
@@ -160,16 +178,22 @@ class Machine:
             if self._stands(ended):
                 self._leave(ended[2])
                 over.append(ended[2])
+        cut = [row for row in self.rows.values() if row.cmd in self._cut] if self._cut else []
+        for row in cut:
+            self._leave(row)
+        over += cut
         for row in over:
             if not row.outgrown:
                 self._keep_prefix(row.traj, row.context)
+        if self._cut:
+            over += self._cut_in_queue()
         self._make_room()
         return over
 
     def proceed(self, now: float) -> None:
         """Begin what comes next: prefills, or a stretch of steps. Weights that have arrived were swapped in by the shell."""
-        self._since = now
-        seconds = self._admit(now)
+        self._since, self._under_way = now, self.pace
+        seconds = self.pace * self._admit(now)
         if self._joining:
             self.state = "prefill"
             self._appoint(now + seconds)
@@ -180,7 +204,7 @@ class Machine:
             return
         self._stretch = self._next_stretch()
         self.state = "decode"
-        self._appoint(now + self.cost.decode_s(self._stretch, len(self.rows), self.kv))
+        self._appoint(now + self.pace * self.cost.decode_s(self._stretch, len(self.rows), self.kv))
 
     def _admit(self, now: float) -> float:
         """Take from the queue, in order, what fits; seconds of its prefill."""
@@ -203,6 +227,7 @@ class Machine:
             self._cached_tokens -= cached
             reused = min(cached, row.context) if version == self.version else 0
             self.reused_tokens += reused
+            self.prefilled_tokens += row.context - reused
             seconds += self.cost.prefill_s(row.context - reused, reused)
             if row.preempted:
                 self.recomputed_tokens += row.context - reused
@@ -261,6 +286,14 @@ class Machine:
         for cmd in [c for c in self.rows if c in self._lost]:
             self._leave(self.rows[cmd])
             self._lost.discard(cmd)
+
+    def _cut_in_queue(self) -> list[Row]:
+        """Turns that were cut before they began; any other that was to be cut has ended by itself or been given back."""
+        cut = [row for row in self._queue if row.cmd in self._cut]
+        for row in cut:
+            self._queue.remove(row)
+        self._cut.clear()
+        return cut
 
     # --- the prefix cache
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from msgspec import Struct, structs
 
 from libra.config import preflight
-from libra.config.schema import BucketConfig, Config, CostConfig, WorkloadConfig
+from libra.config.schema import BucketConfig, Config, CostConfig, TruthConfig, WorkloadConfig
 from libra.core.cost import EngineCost
-from libra.core.cost.move import publication_s
 from libra.core.cost.training import TrainLayout, layout_problems, train_memory
 from libra.errors import LibraError, PreflightError
+from libra.sim.seconds import install_s, replica_of
 from libra.sim.source import Source, open_source
+from libra.workload.truth import Truth
 
 NO_COST = (
     'cost: missing, expected [cost] with hardware = "a800-sxm4-80gb" and model = "qwen3-14b" (parts in configs/hardware and '
@@ -25,7 +26,8 @@ NO_WORKLOAD = 'env.name: got "{got}", expected "workload" (or --trace FILE): an 
 
 
 class Plan(Struct, frozen=True):
-    """`config` has the KV room of every bucket filled in: what the core is built from and what a journal's head holds."""
+    """`config` is what the core is built from and what a journal's head holds: the KV room of every bucket is filled in, and
+    all of it is in run seconds."""
 
     config: Config
     cost: CostConfig
@@ -37,6 +39,8 @@ class Plan(Struct, frozen=True):
     replica: TrainLayout
     """One data-parallel replica of the trainer: what works on one slot group of a round."""
     source: Source
+    truth: Truth
+    """How the machines differ from their costs; not for the core."""
 
     @property
     def rollout_devices(self) -> int:
@@ -70,23 +74,19 @@ def plan(config: Config) -> Plan:
                 f"of {config.cost.model.name} on {config.cost.hardware.name} has beside the weights; 0 takes it all"
             )
         buckets.append(structs.replace(bucket, kv_tokens=bucket.kv_tokens or engine.capacity_tokens))
-    replica = _replica(config)
+    replica = replica_of(config)
     problems += _trainer(config, config.cost, replica)
     if problems:
         raise PreflightError(problems)
-    complete = structs.replace(config, bucket=tuple(buckets))
-    install_s = tuple(_install_s(complete, config.cost, b) for b in buckets)
-    problems += _deadlines(complete, install_s)
+    complete = structs.replace(config.in_run_seconds, bucket=tuple(buckets))
+    seconds = tuple(install_s(complete, config.cost, b) for b in buckets)
+    problems += _deadlines(config, seconds)
     if problems:
         raise PreflightError(problems)
     source = open_source(complete, config.env)
     source.require_room(max(b.kv_tokens for b in buckets))
-    return Plan(complete, config.cost, config.env, tuple(costs), install_s, replica, source)
-
-
-def _replica(config: Config) -> TrainLayout:
-    s = config.simulation
-    return TrainLayout(devices=s.tp * s.pp, tp=s.tp, pp=s.pp, micro_batches=s.micro_batches, recompute=s.recompute)
+    told = structs.replace(complete, truth=TruthConfig())  # what the core is built from knows nothing of the truth
+    return Plan(told, config.cost, config.env, tuple(costs), seconds, replica, source, Truth(config.truth))
 
 
 def _trainer(config: Config, cost: CostConfig, replica: TrainLayout) -> Iterator[str]:
@@ -121,14 +121,9 @@ def _fits(config: Config, cost: CostConfig, layout: TrainLayout, devices: int) -
     return train_memory(cost.hardware, cost.model, wider, config.trainer.micro_batch_tokens).fits
 
 
-def _install_s(config: Config, cost: CostConfig, bucket: BucketConfig) -> float:
-    engines = sum(b.engines for b in config.bucket)
-    same_node = config.simulation.same_node
-    return publication_s(cost.hardware, cost.model, config.allocation.trainer, engines, bucket.tp, same_node)
-
-
 def _deadlines(config: Config, install_s: tuple[float, ...]) -> Iterator[str]:
-    slowest = max(install_s)
+    """Weights travel in run seconds, and their deadline counts real ones."""
+    slowest = max(install_s) / config.emulation.speed
     if config.run.steps > 1 and slowest >= config.deadline.weights_s:
         yield (
             f"deadline.weights_s: got {config.deadline.weights_s:g}, expected more than {slowest:.1f}: so long do "

@@ -17,11 +17,11 @@ from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
-from libra.core.cost.training import TokenLoad, train_step
 from libra.errors import CoreError
 from libra.sim.machine import NEVER, Machine, Row
 from libra.sim.plan import Plan, plan
 from libra.sim.report import Recorder, SimReport
+from libra.sim.seconds import round_s
 from libra.sim.source import reward
 from libra.workload.trace import TraceTrajectory
 
@@ -374,22 +374,16 @@ class Simulation:
     # --- training
 
     def _round(self, command: c.Round) -> None:
-        """Data-parallel replicas take their slots side by side; the slowest one is the round's seconds."""
-        width = self.plan.replica.devices
-        seconds = 0.0
-        for first in range(0, len(command.slots), width):
-            lengths: list[int] = []
-            for micro in command.slots[first : first + width]:
-                for row in micro.rows if micro is not None else ():
-                    episode = self._episodes[row.traj]
-                    self._check_lag(command.step, episode, row.traj)
-                    self.recorder.stage_s["ready"] += self.now - episode.entered
-                    episode.entered, episode.in_training = self.now, True
-                    lengths.append(episode.context)
-            if self.config.simulation.train and lengths:
-                cost = self.plan.cost
-                step = train_step(cost.hardware, cost.model, self.plan.replica, TokenLoad.of(lengths))
-                seconds = max(seconds, step.total_s)
+        slots: list[list[int]] = []
+        for micro in command.slots:
+            slots.append([])
+            for row in micro.rows if micro is not None else ():
+                episode = self._episodes[row.traj]
+                self._check_lag(command.step, episode, row.traj)
+                self.recorder.stage_s["ready"] += self.now - episode.entered
+                episode.entered, episode.in_training = self.now, True
+                slots[-1].append(episode.context)
+        seconds = round_s(self.config, self.plan.cost, slots)
         self.recorder.trainer_busy_s += seconds
         self._trainer_free_s = t = max(self.now, self._trainer_free_s) + seconds
         for rank in command.ranks:

@@ -135,6 +135,8 @@ class RoleSpec(Message, frozen=True, tag=True):
     """Path of the controller's Unix socket."""
     device: str
     config: bytes
+    emulated: bool = False
+    """No device: the role waits as long as its work would take."""
 
 
 class Lease(Message, frozen=True, tag=True):
@@ -184,6 +186,15 @@ class Turn(Message, frozen=True, tag=True):
     noise: tuple[int, int, int, int]
 
 
+class EmulatedTurn(Message, frozen=True, tag=True):
+    """What `Turn` is to a real engine: sample `tokens` tokens after `context_tokens`."""
+
+    cmd: int
+    traj: int
+    context_tokens: int
+    tokens: int
+
+
 class Cut(Message, frozen=True, tag=True):
     traj: int
 
@@ -215,12 +226,25 @@ class Sample(Message, frozen=True, tag=True):
     advantage: float
 
 
+class Counts(Struct, frozen=True, array_like=True):
+    """One trajectory as an emulated trainer sees it: all its tokens, and those that carry loss."""
+
+    traj: int
+    tokens: int
+    loss_tokens: int
+
+
 class RunRound(Message, frozen=True, tag=True):
-    """This rank's part of a round; no samples: a dummy."""
+    """This rank's part of a round; no samples: a dummy.
+
+    `counts`: to emulated ranks only, in place of `samples`, what *every* rank of the round takes, in their order: so all of
+    them know how long the slowest one works, without a collective.
+    """
 
     cmd: int
     index: int
     samples: list[Sample]
+    counts: list[list[Counts]] = []
 
 
 class Close(Message, frozen=True, tag=True):
@@ -238,7 +262,7 @@ class Close(Message, frozen=True, tag=True):
 class Accumulate(Message, frozen=True, tag=True):
     """This rank's part of one round of its replica (no samples: a dummy). The sum over the rounds of `step` is its share.
 
-    Refused by a replica that does not hold exactly `version`. `loss_tokens` is the step's divisor.
+    Refused by a replica that does not hold exactly `version`. `loss_tokens` is the step's divisor. `counts` as in `RunRound`.
     """
 
     cmd: int
@@ -246,6 +270,7 @@ class Accumulate(Message, frozen=True, tag=True):
     version: int
     loss_tokens: int
     samples: list[Sample]
+    counts: list[list[Counts]] = []
 
 
 class OfferShare(Message, frozen=True, tag=True):
@@ -342,6 +367,23 @@ class TurnsDone(Message, frozen=True, tag=True):
     turns: list[TurnDone]
 
 
+class EmulatedTurnDone(Message, frozen=True, tag=True):
+    """`tokens` were sampled, by versions `oldest` to `newest` (-1 where there are none); `cut`: not all that were asked for."""
+
+    cmd: int
+    traj: int
+    tokens: int
+    oldest: int
+    newest: int
+    cut: bool
+
+
+class EmulatedTurnsDone(Message, frozen=True, tag=True):
+    """All turns that ended at one step of an emulated engine."""
+
+    turns: list[EmulatedTurnDone]
+
+
 class EngineStats(Message, frozen=True, tag=True):
     """Gauges of now and counters since the start of the engine."""
 
@@ -420,6 +462,7 @@ ToController = (
     | Installed
     | InstallFailed
     | TurnsDone
+    | EmulatedTurnsDone
     | EngineStats
     | RoundFinished
     | RoundRefused
@@ -437,6 +480,7 @@ ToRole = (
     | StartWarm
     | Install
     | Turn
+    | EmulatedTurn
     | Cut
     | Forget
     | Open

@@ -28,12 +28,21 @@ POLL_S = 0.05
 class Launched:
     """`libra run` in a process of its own. `deadline_s` bounds every wait."""
 
-    def __init__(self, tmp_path: Path, cache: Path, *options: str, deadline_s: float = 100.0) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        cache: Path | None,
+        *options: str,
+        config: str = "configs/quickstart.toml",
+        deadline_s: float = 100.0,
+    ) -> None:
+        """`cache` is that of warm starts; None for a job that has none, which then gets no `QUICK` either."""
         self.run_dir = tmp_path / "runs" / "job"
         self.deadline_s = deadline_s
+        quick = [f"--warm_start.cache={cache}", *QUICK] if cache else []
         command = [
-            *(sys.executable, "-m", "libra.cli", "run", str(REPOSITORY / "configs/quickstart.toml")),
-            *("--name", "job", f"--run.directory={tmp_path / 'runs'}", f"--warm_start.cache={cache}", *QUICK, *options),
+            *(sys.executable, "-m", "libra.cli", "run", str(REPOSITORY / config)),
+            *("--name", "job", f"--run.directory={tmp_path / 'runs'}", *quick, *options),
         ]
         self.output = tmp_path / "output.txt"
         with self.output.open("wb") as out:

@@ -1,0 +1,59 @@
+"""What a live job happens in: an environment with real tasks, or a workload of which only lengths exist.
+
+Either knows the configuration as processes are told it, the one that the core and the journal get, and how to keep episodes.
+The only place in the controller that asks which of the two it is.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+import anyio.abc
+from msgspec import structs
+
+from libra.config.schema import Config
+from libra.controller.clock import Clock
+from libra.controller.episodes import Episodes
+from libra.controller.workload_episodes import WorkloadEpisodes
+from libra.core.events import AnyEvent
+from libra.env.registry import environment
+from libra.sim.plan import plan
+
+Post = Callable[[AnyEvent], None]
+
+
+class RealWorld:
+    def __init__(self, config: Config) -> None:
+        self.config = self.core_config = config
+        self._environment = environment(config.live_env)
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Tool workers, while the run goes on."""
+        return self._environment.running()
+
+    def episodes(self, tasks: anyio.abc.TaskGroup, clock: Clock, post: Post) -> Episodes:
+        seed, deadline_s = self.config.run.seed, self.config.live_env.tool.deadline_s
+        return Episodes(self._environment, seed, deadline_s, tasks, clock, post)
+
+
+class EmulatedWorld:
+    """The core is told everything in run seconds; only the processes' deadlines are real ones."""
+
+    def __init__(self, config: Config) -> None:
+        self._plan = plan(config)
+        self.core_config = self._plan.config
+        self.config = structs.replace(config, bucket=self.core_config.bucket)
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Nothing has to be started."""
+        return nullcontext()
+
+    def episodes(self, tasks: anyio.abc.TaskGroup, clock: Clock, post: Post) -> WorkloadEpisodes:
+        return WorkloadEpisodes(self._plan, tasks, clock, post)
+
+
+World = RealWorld | EmulatedWorld
+
+
+def world_of(config: Config) -> World:
+    """Raises ConfigError or PreflightError where the environment, or the plan of an emulated job, has faults."""
+    return EmulatedWorld(config) if config.emulated else RealWorld(config)
