@@ -271,6 +271,15 @@ class DeadlineConfig(_Table, frozen=True):
     """Restarts of one rank's engine role before the rank is given up."""
 
 
+class ControlConfig(_Table, frozen=True):
+    """Who may look into the running job and change it, over its control sockets. They are the user's own in any case."""
+
+    override: bool = True
+    """Orders of the run's own user are taken: `libra allocate` and the like. False: everybody may only look."""
+    group: str = ""
+    """Name of a Unix group that may look; empty: nobody else."""
+
+
 class SimulationConfig(_Table, frozen=True):
     """What only a simulation needs to be told; the live run has the real thing."""
 
@@ -306,6 +315,7 @@ class Config(_Table, frozen=True):
     warm_start: WarmStartConfig = WarmStartConfig()
     eval: EvalConfig = EvalConfig()
     deadline: DeadlineConfig = DeadlineConfig()
+    control: ControlConfig = ControlConfig()
     simulation: SimulationConfig = SimulationConfig()
 
     @property

@@ -14,6 +14,7 @@ import anyio.abc
 import msgspec
 
 from libra.config.schema import Config
+from libra.controller.control import ControlRoom
 from libra.controller.episodes import Episodes
 from libra.controller.links import Link
 from libra.controller.monitor import Monitor
@@ -50,7 +51,8 @@ class Shell:
         self.config = config
         self.core = Core(config)
         self.clock = clock
-        self.runtime = Runtime(self.core, journal, tally, self.carry_out, clock)
+        self.control = ControlRoom(self.core, screen, lambda rank: self.monitor.watched(rank), clock)
+        self.runtime = Runtime(self.core, journal, (tally, self.control.follower), self.carry_out, clock)
         self.episodes = Episodes(
             environment, config.run.seed, config.live_env.tool.deadline_s, tasks, clock, self.runtime.post
         )
