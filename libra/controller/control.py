@@ -44,6 +44,8 @@ class ControlRoom:
         gauges: view.Gauges,
         liveness: Callable[[int], view.Liveness | None],
         clock: Callable[[], float],
+        incarnation: str,
+        log: Callable[[str], None],
         give: Give | None = None,
     ) -> None:
         self.core = core
@@ -51,6 +53,8 @@ class ControlRoom:
         looker = view.Looker(core, self.follower, gauges, liveness, clock)
         self.hub = Hub(looker.snapshot, clock)
         self.desk = OrderDesk(core.config.control.override, give, partial(view.epoch, core), self._answered)
+        self.server = ControlServer(core.config.run.name, incarnation, self.hub, self.desk, log)
+        self._incarnation = incarnation
 
     def _publish(self, *news: object) -> None:
         self.hub.publish(*news)  # type: ignore[arg-type]
@@ -64,32 +68,22 @@ class ControlRoom:
         data |= {"expected_epoch": request.expected_epoch, "epoch": answer.epoch}
         self.hub.publish("order", "info", f"{describe(request)} by {author}: {verdict}", data)
 
-    async def run(
-        self,
-        directory: Path,
-        run_dir: Path,
-        incarnation: str,
-        log: Callable[[str], None],
-        *,
-        opened: anyio.Event | None = None,
-    ) -> None:
+    async def run(self, directory: Path, run_dir: Path, opened: anyio.Event | None = None) -> None:
         """Serve until cancelled. The pointer stands as long as the sockets listen."""
-        config = self.core.config
-        server = ControlServer(config.run.name, incarnation, self.hub, self.desk, log)
         paths = directory / "view.sock", directory / "control.sock"
         async with AsyncExitStack() as stack:
             viewers, orderers = [
                 await stack.enter_async_context(await anyio.create_unix_listener(path, mode=0o600, backlog=BACKLOG))
                 for path in paths
             ]
-            if (group := viewers_group(config)) is not None:
+            if (group := viewers_group(self.core.config)) is not None:
                 os.chown(paths[0], -1, group)
                 paths[0].chmod(0o660)
-            write_pointer(run_dir, _pointer(incarnation, paths))
+            write_pointer(run_dir, _pointer(self._incarnation, paths))
             try:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(viewers.serve, server.accept_viewer)
-                    tasks.start_soon(orderers.serve, server.accept_orderer)
+                    tasks.start_soon(viewers.serve, self.server.accept_viewer)
+                    tasks.start_soon(orderers.serve, self.server.accept_orderer)
                     if opened is not None:
                         opened.set()
             finally:

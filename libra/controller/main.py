@@ -74,7 +74,7 @@ class Controller:
                         tasks.start_soon(listener.serve, server.accept)
                         tasks.start_soon(shell.monitor.run)
                         tasks.start_soon(screen.refresh, shell.core, clock)
-                        tasks.start_soon(shell.control.run, private.path, run_dir, meeting.incarnation, screen.log)
+                        tasks.start_soon(shell.control.run, private.path, run_dir)
                         shell.runtime.post(e.RunStarted(0.0))
                         announce(meeting, meeting_file())
                         await shell.finished.wait()

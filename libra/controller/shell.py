@@ -51,7 +51,9 @@ class Shell:
         self.config = config
         self.core = Core(config)
         self.clock = clock
-        self.control = ControlRoom(self.core, screen, lambda rank: self.monitor.watched(rank), clock)
+        self.control = ControlRoom(
+            self.core, screen, lambda rank: self.monitor.watched(rank), clock, meeting.incarnation, screen.log
+        )
         self.runtime = Runtime(self.core, journal, (tally, self.control.follower), self.carry_out, clock)
         self.episodes = Episodes(
             environment, config.run.seed, config.live_env.tool.deadline_s, tasks, clock, self.runtime.post
