@@ -26,20 +26,19 @@ def watch(args: Watch) -> int:
     run_dir = find_or_newest(args.run)
     say = _json if args.json else _line
     ended = False
-    try:
-        with View(run_dir) as link:
+    with View(run_dir) as link:
+        try:
             for word in link.follow(1 / every if every else 0.0, topics):
                 ended = ended or (isinstance(word, News) and word.data.get("ended") is True)
                 print(say(word), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; nothing may be flushed into it any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except RunGone:
-        pid = read_pid(run_dir)
-        if not ended and pid is not None and is_alive(pid):
-            raise LibraError(f"lost the link to {run_dir.name}, which still runs") from None
-        if not args.json:
-            print(f"{run_dir.name} has ended", flush=True)
+        except BrokenPipeError:  # `| head` has seen enough; nothing may be flushed into it any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except RunGone:
+            pid = read_pid(run_dir)
+            if not ended and pid is not None and is_alive(pid):
+                raise LibraError(f"lost the link to {run_dir.name}, which still runs") from None
+            if not args.json:
+                print(f"{run_dir.name} has ended", flush=True)
     return 0
 
 

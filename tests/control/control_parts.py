@@ -75,8 +75,8 @@ class Room:
                     observer.command(command)
 
     @contextlib.asynccontextmanager
-    async def open(self, directory: Path) -> AsyncIterator["Room"]:
-        """Its sockets listen, and its pointer stands."""
+    async def open(self, directory: Path, *, abrupt: bool = False) -> AsyncIterator["Room"]:
+        """Its sockets listen, and its pointer stands. `abrupt`: in the end it does not wait for its peers to go."""
         opened = anyio.Event()
         (directory / "run").mkdir(exist_ok=True)
         async with anyio.create_task_group() as tasks:
@@ -85,7 +85,7 @@ class Room:
             with anyio.fail_after(DEADLINE_S):
                 await opened.wait()
             yield self
-            await until(lambda: not any(self.control.server.links.values()))
+            await until(lambda: abrupt or not any(self.control.server.links.values()))
             tasks.cancel_scope.cancel()
 
 
