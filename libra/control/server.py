@@ -101,7 +101,7 @@ class ControlServer:
             return
         self.refused += 1
         if isinstance(x, WireError | TimeoutError):
-            self._log(f"a link to {name}.sock is closed: {x or 'it took too long'}")
+            self._log(f"a link to {name}.sock is closed: {str(x) or 'the peer took too long'}")
         else:
             self._log(f"a link to {name}.sock is closed by a fault of ours:\n{''.join(traceback.format_exception(x))}")
 

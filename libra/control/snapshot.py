@@ -11,11 +11,11 @@ RESIDUAL_BINS = 22
 """Bins of a residual histogram: bin 0 holds residuals below 1 token, bin i those from 2^(i-1) up to 2^i."""
 
 
-class _Part(Struct, frozen=True):
-    pass
+class _Part(Struct, frozen=True, gc=False):
+    """Of scalars and tuples only, so never in a cycle: thousands a second need not be the garbage collector's business."""
 
 
-class Alert(_Part, frozen=True):
+class Alert(_Part, frozen=True, gc=False):
     """A warning or an error that was reported."""
 
     t: float
@@ -23,7 +23,7 @@ class Alert(_Part, frozen=True):
     what: str
 
 
-class RunPart(_Part, frozen=True):
+class RunPart(_Part, frozen=True, gc=False):
     """The run as a whole."""
 
     name: str
@@ -59,7 +59,7 @@ class RunPart(_Part, frozen=True):
     """The newest warnings and errors, oldest first."""
 
 
-class PacePart(_Part, frozen=True):
+class PacePart(_Part, frozen=True, gc=False):
     """Both stages' seconds for one batch, smoothed over some batches."""
 
     train_s: float | None
@@ -70,7 +70,7 @@ class PacePart(_Part, frozen=True):
     """That the trainer stood idle for a batch's last trajectories."""
 
 
-class RankRow(_Part, frozen=True):
+class RankRow(_Part, frozen=True, gc=False):
     """One device rank."""
 
     rank: int
@@ -96,7 +96,7 @@ class RankRow(_Part, frozen=True):
     epoch: int
 
 
-class EngineRow(_Part, frozen=True):
+class EngineRow(_Part, frozen=True, gc=False):
     id: int
     bucket: str
     ranks: tuple[int, ...]
@@ -118,7 +118,7 @@ class EngineRow(_Part, frozen=True):
     """Counter."""
 
 
-class ReplicaRow(_Part, frozen=True):
+class ReplicaRow(_Part, frozen=True, gc=False):
     """One gradient replica."""
 
     unit: int
@@ -129,7 +129,7 @@ class ReplicaRow(_Part, frozen=True):
     """Counter: taken so far."""
 
 
-class BucketRow(_Part, frozen=True):
+class BucketRow(_Part, frozen=True, gc=False):
     name: str
     tp: int
     engines: int
@@ -146,7 +146,7 @@ class BucketRow(_Part, frozen=True):
     """Observed over predicted seconds of a turn."""
 
 
-class TailRow(_Part, frozen=True):
+class TailRow(_Part, frozen=True, gc=False):
     """One trajectory among those that will be last: the largest predicted residuals, and the oldest."""
 
     id: int
@@ -178,7 +178,7 @@ class TailRow(_Part, frozen=True):
     """Not the first attempt."""
 
 
-class MoveRow(_Part, frozen=True):
+class MoveRow(_Part, frozen=True, gc=False):
     """Ranks that change what they do, now or some time ago. Times are the run's clock."""
 
     id: int
@@ -194,7 +194,7 @@ class MoveRow(_Part, frozen=True):
     reason: str
 
 
-class AllocationPart(_Part, frozen=True):
+class AllocationPart(_Part, frozen=True, gc=False):
     """Who has which role, in numbers, and what is about to change."""
 
     epoch: int
@@ -213,7 +213,7 @@ class AllocationPart(_Part, frozen=True):
     """What the automatic rule would do next, and why; "" nothing."""
 
 
-class TrainerPart(_Part, frozen=True):
+class TrainerPart(_Part, frozen=True, gc=False):
     """The open optimiser step; `step` is None while the trainer waits for a batch."""
 
     step: int | None
@@ -230,7 +230,7 @@ class TrainerPart(_Part, frozen=True):
     """Since the step was opened, or since the trainer is idle."""
 
 
-class Snapshot(Struct, frozen=True, tag_field="kind", tag="snapshot"):
+class Snapshot(Struct, frozen=True, gc=False, tag_field="kind", tag="snapshot"):
     """Everything, at `t` seconds of the run's clock. `n` counts the snapshots that were made."""
 
     n: int

@@ -80,7 +80,6 @@ class Room:
         opened = anyio.Event()
         (directory / "run").mkdir(exist_ok=True)
         async with anyio.create_task_group() as tasks:
-
             tasks.start_soon(self.control.run, directory, directory / "run", opened)
             with anyio.fail_after(DEADLINE_S):
                 await opened.wait()
