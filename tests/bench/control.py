@@ -136,7 +136,7 @@ async def loop(load: Watched, events: int, viewers: str) -> dict[str, object]:
                 reader = socket.socket(socket.AF_UNIX)
                 reader.connect(str(directory / "view.sock"))
                 reader.sendall(pack(Hello(PROTOCOL)) + pack(Watch(4.0, TOPICS)))
-                while not load.room.hub.wants("decision"):
+                while not load.room.hub.wants("decision"):  # noqa: ASYNC110 - the hub has no event for it
                     await anyio.sleep(0.001)
             if viewers == "reads" and reader is not None:
                 reader.setblocking(False)

@@ -1,5 +1,6 @@
 """Malformed, oversized and hostile peers: each loses its own link, and nobody else notices."""
 
+import grp
 import os
 import stat
 from pathlib import Path
@@ -7,14 +8,19 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from control_parts import Room, frame, link, until, viewer
+from control_parts import Room, frame, link, small_config, until, viewer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from libra.config import preflight
+from libra.config.schema import ControlConfig
 from libra.control import server
 from libra.control.messages import PROTOCOL, REQUEST_FRAME_BYTES, Hello, Watch
 from libra.control.snapshot import Snapshot
+from libra.controller.control import viewers_group
+from libra.errors import PreflightError
 from libra.wire.frames import pack
+from libra.wire.rendezvous import PrivateDirectory
 
 pytestmark = pytest.mark.anyio
 GREETING = pack(Hello(PROTOCOL, "test"))
@@ -117,3 +123,26 @@ async def test_sockets_are_the_users_alone(tmp_path: Path) -> None:
             found = (tmp_path / name).stat()
             assert stat.S_IMODE(found.st_mode) == 0o600
             assert found.st_uid == os.getuid()
+
+
+async def test_a_configured_group_gets_to_the_view_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = os.getgroups()[-1] if os.getgroups() else os.getegid()
+    room = Room(small_config(control=ControlConfig(group=grp.getgrgid(group).gr_name)))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
+    assert viewers_group(room.shell.config) == group
+    private = PrivateDirectory(group)
+    try:
+        found = private.path.stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o710, group)
+        assert private.path.parent.name != "0", "nobody else gets through the user's own runtime directory"
+        async with room.open(private.path):
+            view, control = (private.path / "view.sock").stat(), (private.path / "control.sock").stat()
+            assert (stat.S_IMODE(view.st_mode), view.st_gid) == (0o660, group)
+            assert stat.S_IMODE(control.st_mode) == 0o600
+    finally:
+        private.remove()
+
+
+def test_a_group_that_is_not_there_is_found_before_anything_is_loaded() -> None:
+    with pytest.raises(PreflightError, match=r"control\.group: got 'nobodys-group'"):
+        preflight.check(small_config(control=ControlConfig(group="nobodys-group")))
