@@ -37,6 +37,8 @@ from libra.wire.frames import BlockingReader, Codec, pack
 
 ANSWER_S = 15.0
 """For a hello, a snapshot or an order's answer: a controller that lives is far faster."""
+SIGN_OF_LIFE_PER_S = 0.1
+"""Snapshots that are asked for where only news are wanted: else nothing would tell a quiet run from a stopped one."""
 PROGRAM = "libra"
 
 In = TypeVar("In")
@@ -136,11 +138,12 @@ class View(_Link[FromViewer, ToViewer]):
 
     def follow(self, snapshots_per_s: float, topics: tuple[Topic, ...] = ()) -> Iterator[Snapshot | News | Missed]:
         """Snapshots and news as they come, until the link ends (RunGone) or nothing comes for too long (LibraError)."""
-        self._socket.settimeout(self._timeout_s + (1 / snapshots_per_s if snapshots_per_s else 0.0))
-        self._write(Watch(snapshots_per_s, topics))
+        asked = snapshots_per_s or SIGN_OF_LIFE_PER_S
+        self._socket.settimeout(self._timeout_s + 1 / asked)
+        self._write(Watch(asked, topics))
         while True:
             word = self._read()
-            if isinstance(word, Snapshot | News | Missed):
+            if isinstance(word, News | Missed) or (isinstance(word, Snapshot) and snapshots_per_s > 0):
                 yield word
 
 

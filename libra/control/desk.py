@@ -19,7 +19,10 @@ ANSWER_S = 10.0
 """The core answers at once; beyond this it has forgotten the order, and its author is told so."""
 
 Give = Callable[[OrderRequest, str], None]
-"""Hand an order to the core, with its author as the journal will name him; its answer comes through `OrderDesk.answered`."""
+"""Hand an order to the core, with its author as the journal will name him; its answer comes through `OrderDesk.answered`.
+
+It must not raise: what breaks in the core is the run's affair, while an error in here only closes the link that ordered. So a
+live shell posts it from a task of its own."""
 
 
 class _Case:
@@ -91,12 +94,8 @@ class OrderDesk:
         self._told(case.request, answer, case.author)
 
     def _forget(self) -> None:
-        """Drop the oldest answered orders; those without an answer are as few as the links that wait for one."""
         if len(self._cases) > REMEMBERED:
-            for id, case in self._cases.items():
-                if case.answer is not None:
-                    del self._cases[id]
-                    return
+            del self._cases[next(iter(self._cases))]
 
 
 def describe(request: OrderRequest) -> str:

@@ -90,6 +90,19 @@ async def test_watch_prints_one_object_a_line_until_the_run_ends(
     assert [line["data"]["batch"] for line in lines if line.get("topic") == "batch"] == list(range(6))
 
 
+async def test_news_alone_come_without_snapshots(run_dir: Path) -> None:
+    room = Room()
+    room.step(100_000)
+
+    def first_news() -> list[str]:
+        with client.View(run_dir) as view:
+            words = view.follow(0.0, ("batch",))
+            return [type(next(words)).__name__ for _ in range(6)]
+
+    async with room.open(run_dir.parent):
+        assert await anyio.to_thread.run_sync(first_news) == ["News"] * 6
+
+
 @pytest.mark.parametrize(
     ("words", "order", "epoch"),
     [
