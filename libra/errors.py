@@ -3,6 +3,7 @@
     LibraError
     ├── ConfigError        the user's file or command line is wrong: all problems at once
     ├── PreflightError     the configuration cannot run here (ranks, ports, disk, sizes)
+    ├── RunGone            there is no such run, or it does not run
     ├── JournalError       a journal cannot be read or does not replay
     ├── WireError          a peer broke the framing or the vocabulary of a link
     ├── RoleError          a role process cannot do what it was told
@@ -37,6 +38,10 @@ class PreflightError(LibraError):
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
         super().__init__("preflight failed\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+class RunGone(LibraError):
+    """There is no such run, or it does not run (any more)."""
 
 
 class JournalError(LibraError):

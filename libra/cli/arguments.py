@@ -19,10 +19,12 @@ from tyro.conf import (
 )
 
 DESCRIPTION = (
-    "Agentic RL post-training in which every stage is real. Exit codes: 0 done, 1 failed, 2 bad input, 130 Ctrl-C."
+    "Agentic RL post-training in which every stage is real. "
+    "Exit codes: 0 done, 1 failed or refused, 2 bad input, 3 no such run or not running, 130 Ctrl-C."
 )
 _Config = Annotated[Positional[str], arg(metavar="CONFIG")]
 _Run = Annotated[Positional[str], arg(metavar="RUN")]
+_LiveRun = Annotated[Positional[str | None], arg(metavar="[RUN]")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,80 @@ class Stop:
     """End at once instead."""
     timeout_s: Annotated[float, arg(metavar="S")] = 180.0
     """How long to wait for it to be gone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """Show how a run stands: its step, ranks, engines, and the trajectories that will be last."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    json: bool = False
+    """One JSON object, for programs (docs/control.md)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Follow a run until it ends: a line for each state and each thing that happens."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    json: bool = False
+    """A JSON object a line, for programs (docs/control.md)."""
+    every: Annotated[str, arg(metavar="T")] = "1s"
+    """Time between two states; 0 for none."""
+    topics: Annotated[str, arg(metavar="A,B")] = "report,batch,eval,rank,move,order"
+    """What to tell of; `decision`, one a turn, only on request."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocate:
+    """Order how many device ranks sample and how many lend gradients."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    rollout: Annotated[int | None, arg(metavar="N")] = None
+    """Ranks in rollout; without it, those that are left."""
+    gradient: Annotated[int | None, arg(metavar="M")] = None
+    """Ranks that lend gradients; without it, those that are left."""
+    epoch: Annotated[int | None, arg(metavar="E")] = None
+    """Only if the allocation is still this one (its epoch, by `libra status`)."""
+    json: bool = False
+    """One JSON object, for programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hold:
+    """Let nothing move by itself for a time."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    time: Annotated[str, arg(name="for", metavar="T")] = "10m"
+    """How long: 90, 60s, 5m or 2h."""
+    json: bool = False
+    """One JSON object, for programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """End a hold."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    json: bool = False
+    """One JSON object, for programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Undo:
+    """Order the allocation as it was before the last order."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    epoch: Annotated[int | None, arg(metavar="E")] = None
+    """Only if the allocation is still this one."""
+    json: bool = False
+    """One JSON object, for programs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +217,12 @@ _Command = (
     Annotated[Run, subcommand("run")]
     | Annotated[List, subcommand("list")]
     | Annotated[Stop, subcommand("stop")]
+    | Annotated[Status, subcommand("status")]
+    | Annotated[Watch, subcommand("watch")]
+    | Annotated[Allocate, subcommand("allocate")]
+    | Annotated[Hold, subcommand("hold")]
+    | Annotated[Release, subcommand("release")]
+    | Annotated[Undo, subcommand("undo")]
     | Annotated[Replay, subcommand("replay")]
     | Annotated[Simulate, subcommand("simulate")]
     | Annotated[Compare, subcommand("compare")]
@@ -150,7 +232,10 @@ _WITH_OVERRIDES = ("run", "simulate", "compare")
 _STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
 
 
-def parse(argv: Sequence[str]) -> Run | List | Stop | Replay | Simulate | Compare | Cost:
+Parsed = Run | List | Stop | Status | Watch | Allocate | Hold | Release | Undo | Replay | Simulate | Compare | Cost
+
+
+def parse(argv: Sequence[str]) -> Parsed:
     """The subcommand of `libra ...`. Exits with 0 after --help and with 2 where the words do not fit."""
     if argv[:1] == ["cost"]:  # has a parser of its own: it asks for many figures
         return Cost(tuple(argv[1:]))

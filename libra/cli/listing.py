@@ -6,6 +6,7 @@ import msgspec
 
 from libra.cli.arguments import List
 from libra.cli.runs import RunInfo, all_runs, info
+from libra.cli.text import table
 
 _HEAD = ("RUN", "STATE", "STEPS", "REWARD", "STARTED")
 
@@ -17,14 +18,9 @@ def show_runs(args: List) -> int:
     elif not runs:
         print(f"no runs in {args.directory}; start one with: libra run configs/quickstart.toml")
     else:
-        print("\n".join(_table([_HEAD, *(_row(r) for r in runs)])))
+        print("\n".join(table([_HEAD, *(_row(r) for r in runs)])))
     return 0
 
 
 def _row(run: RunInfo) -> tuple[str, ...]:
     return (run.name, run.state, str(run.steps), "-" if run.reward is None else f"{run.reward:.3f}", run.started)
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]

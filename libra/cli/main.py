@@ -1,6 +1,7 @@
 """The `libra` command: parses, calls one subcommand, and turns errors into one clear message and an exit code.
 
-    0  done        1  failed        2  bad configuration or command line        128 + n  ended by signal n (Ctrl-C: 130)
+    0  done, accepted       1  failed, refused          2  bad configuration or command line
+    3  no such run, or it does not run                  128 + n  ended by signal n (Ctrl-C: 130)
 
 Nothing here imports torch; only `libra run` does, when it is about to start processes.
 """
@@ -8,9 +9,9 @@ Nothing here imports torch; only `libra run` does, when it is about to start pro
 import sys
 from collections.abc import Sequence
 
-from libra.errors import ConfigError, LibraError, PreflightError
+from libra.errors import ConfigError, LibraError, PreflightError, RunGone
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT, GONE, INTERRUPTED = 1, 2, 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, PreflightError) as e:
         print(f"libra: {e}", file=sys.stderr)
         return BAD_INPUT
+    except RunGone as e:
+        print(f"libra: {e}", file=sys.stderr)
+        return GONE
     except LibraError as e:
         print(f"libra: {e}", file=sys.stderr)
         return FAILED
@@ -44,6 +48,18 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli.stop import stop
 
             return stop(command)
+        case arguments.Status():
+            from libra.cli.status import status
+
+            return status(command)
+        case arguments.Watch():
+            from libra.cli.watch import watch
+
+            return watch(command)
+        case arguments.Allocate() | arguments.Hold() | arguments.Release() | arguments.Undo():
+            from libra.cli.orders import order
+
+            return order(command)
         case arguments.Replay():
             from libra.cli.replay import replay
 

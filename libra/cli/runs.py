@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from libra.config.rundir import CONFIG_FILE, PID_FILE, is_alive, read_pid
-from libra.errors import LibraError
+from libra.errors import RunGone
 from libra.telemetry import metrics, summary
 
 State = Literal["running", "finished", "failed", "died"]
@@ -27,14 +27,25 @@ class RunInfo(Struct, frozen=True):
 
 
 def find(run: str, parent: Path = Path("runs")) -> Path:
-    """The directory of a run given by name (below `parent`) or by path. LibraError names the nearest where there is none."""
+    """The directory of a run given by name (below `parent`) or by path. RunGone names the nearest where there is none."""
     for candidate in (parent / run, Path(run)):
         if _is_run(candidate):
             return candidate
     names = [p.name for p in all_runs(parent)]
     near = difflib.get_close_matches(run, names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"{parent} has {', '.join(sorted(names)) or 'no runs'}"
-    raise LibraError(f"there is no run {run!r}, neither in {parent} nor as a path; {hint}")
+    raise RunGone(f"there is no run {run!r}, neither in {parent} nor as a path; {hint}")
+
+
+def find_or_newest(run: str | None, parent: Path = Path("runs")) -> Path:
+    """The named run; without a name the newest below `parent` whose controller lives. RunGone where there is none."""
+    if run is not None:
+        return find(run, parent)
+    for path in reversed(all_runs(parent)):
+        pid = read_pid(path)
+        if pid is not None and is_alive(pid):
+            return path
+    raise RunGone(f"no run in {parent} is running on this host; name one (`libra list` shows them)")
 
 
 def all_runs(parent: Path) -> list[Path]:

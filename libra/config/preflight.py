@@ -5,6 +5,7 @@ All problems are reported at once, each with what was got, what was expected and
 Called by `libra run` before torchrun, and by rank 0 again, which then knows the world size.
 """
 
+import grp
 import os
 import shutil
 import socket
@@ -29,7 +30,7 @@ def check(
     """Raises PreflightError with every problem.
 
     `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
-    out what depends on this machine (disk, loopback), `live=False` what a simulation may do and a live run may not.
+    out what depends on this machine (disk, loopback, groups), `live=False` what a simulation may do and a live run may not.
     """
     problems = [*_ranks(config, world_size, source), *_lag(config), *_names(config)]
     if live:
@@ -38,7 +39,7 @@ def check(
         problems += [*_engines(config), *_shapes(config), *_env(config)]
     problems += [*_scheduler(config, live), *_batches(config), *_deadlines(config)]
     if machine:
-        problems += [*_disk(Path(config.run.directory)), *_loopback()]
+        problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]
     if problems:
         raise PreflightError(problems)
 
@@ -228,6 +229,19 @@ def _loopback() -> Iterator[str]:
             f"ports: a listener on 127.0.0.1 cannot be opened ({e.strerror}), expected a free port; "
             f"bring the loopback interface up (ip link set lo up) or close programs that hold ports"
         )
+
+
+def _group(name: str) -> Iterator[str]:
+    """Only a member can give a directory to a group."""
+    if not name:
+        return
+    try:
+        number = grp.getgrnam(name).gr_gid
+    except KeyError:
+        yield f"control.group: got '{name}', which this machine does not know; expected one of `groups`, or leave it out"
+        return
+    if number not in (os.getegid(), *os.getgroups()) and os.geteuid() != 0:
+        yield f"control.group: got '{name}', of which you are no member; expected one of `groups`, or leave it out"
 
 
 def _divisors(n: int) -> list[int]:

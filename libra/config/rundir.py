@@ -79,12 +79,16 @@ def claim(resolved: Resolved) -> None:
 
 def write_pid(run_dir: Path) -> None:
     """Note this process as the run's controller, by write-then-rename."""
-    pid = os.getpid()
-    ticks = _start_ticks(pid)
-    assert ticks is not None, "this process has no /proc entry"
-    fresh = run_dir / f".{PID_FILE}.{pid}"
-    fresh.write_bytes(msgspec.json.encode(Pid(pid, ticks, socket.gethostname())))
+    fresh = run_dir / f".{PID_FILE}.{os.getpid()}"
+    fresh.write_bytes(msgspec.json.encode(own_pid()))
     fresh.replace(run_dir / PID_FILE)
+
+
+def own_pid() -> Pid:
+    """This process."""
+    ticks = _start_ticks(os.getpid())
+    assert ticks is not None, "this process has no /proc entry"
+    return Pid(os.getpid(), ticks, socket.gethostname())
 
 
 def read_pid(run_dir: Path) -> Pid | None:

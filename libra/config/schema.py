@@ -320,6 +320,15 @@ class TruthConfig(_Table, frozen=True):
     """Standard deviation of the logarithm of a tool's seconds, over what the workload says."""
 
 
+class ControlConfig(_Table, frozen=True):
+    """Who may look into the running job and change it, over its control sockets. They are the user's own in any case."""
+
+    override: bool = True
+    """Orders of the run's own user are taken: `libra allocate` and the like. False: everybody may only look."""
+    group: str = ""
+    """Name of a Unix group that may look; empty: nobody else."""
+
+
 class SimulationConfig(_Table, frozen=True):
     """What a simulation, or an emulated job, needs to be told; a real one has the real thing."""
 
@@ -380,6 +389,7 @@ class Config(_Table, frozen=True):
     warm_start: WarmStartConfig = WarmStartConfig()
     eval: EvalConfig = EvalConfig()
     deadline: DeadlineConfig = DeadlineConfig()
+    control: ControlConfig = ControlConfig()
     simulation: SimulationConfig = SimulationConfig()
     truth: TruthConfig = TruthConfig()
     emulation: EmulationConfig = EmulationConfig()

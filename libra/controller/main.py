@@ -19,6 +19,7 @@ import anyio.abc
 
 from libra.config.schema import Config
 from libra.controller.clock import Clock
+from libra.controller.control import viewers_group
 from libra.controller.links import Server, welcome
 from libra.controller.screen import Screen
 from libra.controller.shell import Shell
@@ -51,7 +52,7 @@ class Controller:
     async def run(self) -> int:
         """The whole run; 0 when it ended well or was stopped in good order, 1 when something broke."""
         config, run_dir = self.config, self.run_dir
-        private = PrivateDirectory()
+        private = PrivateDirectory(viewers_group(config))
         meeting = Meeting(str(private.path / "controller.sock"), token_hex(32), token_hex(8))
         tally = Tally(config.run.name, config.run.mode, config.run.seed)
         journal = JournalWriter(run_dir / DIRECTORY, Head.of(self.world.core_config, meeting.incarnation))
@@ -69,6 +70,7 @@ class Controller:
                         tasks.start_soon(listener.serve, server.accept)
                         tasks.start_soon(shell.monitor.run)
                         tasks.start_soon(screen.refresh, shell.core, clock)
+                        tasks.start_soon(shell.control.run, private.path, run_dir)
                         shell.runtime.post(e.RunStarted(0.0))
                         announce(meeting, meeting_file())
                         await shell.finished.wait()

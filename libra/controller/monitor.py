@@ -55,6 +55,10 @@ class Monitor:
     def left(self, rank: int) -> None:
         self._ranks.pop(rank, None)
 
+    def watched(self, rank: int) -> Watched | None:
+        """What is known of a rank that is linked, to look at."""
+        return self._ranks.get(rank)
+
     def why(self, rank: int) -> str:
         """Why the link of a rank was cut off; "" where the rank itself closed it."""
         return self._why.get(rank, "")

@@ -8,7 +8,8 @@ rank and timer has at most one answer under way. Nothing is done that the core d
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -16,7 +17,13 @@ from libra.core.commands import Command
 from libra.core.coordinator import Core
 from libra.core.events import AnyEvent
 from libra.telemetry.journal import JournalWriter
-from libra.telemetry.summary import Tally
+
+
+class Observer(Protocol):
+    """Follows the run, at constant cost, and changes nothing of it: `event`, then each `command` of that event."""
+
+    def event(self, event: AnyEvent, /) -> None: ...
+    def command(self, command: Command, /) -> None: ...
 
 
 class Runtime:
@@ -26,13 +33,13 @@ class Runtime:
         self,
         core: Core,
         journal: JournalWriter,
-        tally: Tally,
+        observers: Sequence[Observer],
         carry_out: Callable[[Command], None],
         clock: Callable[[], float],
     ) -> None:
         self.core = core
         self._journal = journal
-        self._tally = tally
+        self._observers = observers
         self._carry_out = carry_out
         self.clock = clock
         """Seconds since the run began."""
@@ -58,8 +65,9 @@ class Runtime:
         self._journal.event(event)
         commands = self.core.handle(event)
         self._journal.commands(commands)
-        self._tally.event(event)
-        for command in commands:
-            self._tally.command(command)
+        for observer in self._observers:
+            observer.event(event)
+            for command in commands:
+                observer.command(command)
         for command in commands:
             self._carry_out(command)

@@ -28,7 +28,7 @@ class Screen:
         self._display = display
         self._log = log
         self._metrics = metrics
-        self._tally = tally
+        self.tally = tally
         self._rate = Rate()
         self._consumed_at: list[float] = []
         self._stats: dict[int, m.EngineStats] = {}
@@ -62,6 +62,10 @@ class Screen:
     def engine_stats(self, engine: int, stats: m.EngineStats) -> None:
         self._stats[engine] = stats
 
+    def stats(self, engine: int) -> m.EngineStats | None:
+        """What the engine last said of itself."""
+        return self._stats.get(engine)
+
     def warm_progress(self, progress: m.WarmProgress) -> None:
         self.view.progress = progress.step / max(1, progress.steps)
         self.view.label = f"step {progress.step}/{progress.steps}, loss {progress.loss:.3f}"
@@ -81,7 +85,7 @@ class Screen:
             await anyio.sleep(REFRESH_S)
 
     def _look(self, core: Core, now: float) -> None:
-        view, tally = self.view, self._tally
+        view, tally = self.view, self.tally
         phase = {"starting": "starting", "training": "training", "ended": "stopping"}.get(core.phase, "evaluating")
         if phase == "starting" and core.lifecycle.warming:
             phase = "warm start"

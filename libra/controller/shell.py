@@ -13,6 +13,7 @@ import anyio.abc
 import msgspec
 
 from libra.controller.clock import Clock
+from libra.controller.control import ControlRoom
 from libra.controller.links import Link
 from libra.controller.monitor import Monitor
 from libra.controller.runtime import Runtime
@@ -47,7 +48,10 @@ class Shell:
         self.config = config = world.config
         self.core = Core(world.core_config)
         self.clock = clock
-        self.runtime = Runtime(self.core, journal, tally, self.carry_out, clock)
+        self.control = ControlRoom(
+            self.core, screen, lambda rank: self.monitor.watched(rank), clock, meeting.incarnation, screen.log
+        )
+        self.runtime = Runtime(self.core, journal, (tally, self.control.follower), self.carry_out, clock)
         self.episodes = world.episodes(tasks, clock, self.runtime.post)
         self.monitor = Monitor(config.deadline, clock.wall, self._noticed)
         self.finish: c.FinishRun | None = None

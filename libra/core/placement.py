@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from libra.config.schema import Config
-from libra.core.causality import CausalityTree, TreeConfig
+from libra.core.causality import CausalityTree, Residual, TreeConfig
 from libra.core.cost.correction import Correction
 from libra.core.events import ToolReturned
 from libra.core.fleet import Engine, Fleet
@@ -121,6 +121,19 @@ class Placement:
         del self._routes[traj.id]
         self.decisions.pop(traj.id, None)
         self.seats.finish(traj.id)
+
+    def predicted_tokens(self, traj: int) -> int:
+        """What the policy took the trajectory to need in all as its last turn began; 0 from policies that do not predict."""
+        route = self._routes.get(traj)
+        return route.taken.residual_tokens if route is not None else 0
+
+    def residual(self, traj: Trajectory) -> Residual:
+        """What the tree says that a live trajectory still needs, in tokens."""
+        return self.tree.predict(traj.id, since=traj.sampled_tokens - self._routes[traj.id].told_tokens)
+
+    def size_of(self, observation_tokens: int) -> str:
+        """The payload class of a tool return."""
+        return self._sizes.of(observation_tokens)
 
     # --- decisions
 

@@ -54,6 +54,10 @@ class Rollout:
         self._floor = floor
         self._group_done = group_done
 
+    def trajectory(self, id: int) -> Trajectory | None:
+        """To look at; None once it is discarded."""
+        return self._trajectories.get(id)
+
     # --- groups
 
     def open_group(self, kind: Kind, slot: int, prompt: int, samples: int) -> Group:

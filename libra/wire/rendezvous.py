@@ -38,22 +38,28 @@ class Meeting(msgspec.Struct, frozen=True):
 class PrivateDirectory:
     """A directory of ours alone for sockets, removed at the end; short enough for a Unix socket's path.
 
+    With a `group` (its number) its members may pass through, to those sockets that are open to them.
+
     A killed controller cannot remove its own: the next one does. A lock that ends with its process tells the two apart, also
     where several containers share a temporary directory and process numbers mean nothing.
     """
 
-    def __init__(self) -> None:
-        for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+    def __init__(self, group: int | None = None) -> None:
+        own = () if group is not None else (os.environ.get("XDG_RUNTIME_DIR"),)  # no group gets through that one
+        for base in (*own, tempfile.gettempdir(), "/tmp"):
             if base and len(os.fsencode(base)) < MAX_SOCKET_PATH - 32 and os.access(base, os.W_OK):
                 _sweep(Path(base))
                 self.path = Path(tempfile.mkdtemp(prefix="libra-", dir=base))
-                self._lock = (self.path / LOCK).open("w")
+                self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if group is not None:
+                    os.chown(self.path, -1, group)
+                    self.path.chmod(0o710)
                 return
         raise LibraError("no writable directory with a path short enough for a Unix socket; set TMPDIR to one")
 
     def remove(self) -> None:
-        self._lock.close()
+        os.close(self._lock)
         shutil.rmtree(self.path, ignore_errors=True)
 
 

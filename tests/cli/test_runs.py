@@ -98,7 +98,7 @@ def test_an_empty_list_says_how_to_begin(tmp_path, capsys):
 def test_an_unknown_run_gets_the_nearest_name(tmp_path, monkeypatch, capsys):
     make_run(tmp_path / "runs", "quickstart")
     monkeypatch.chdir(tmp_path)
-    assert main(["stop", "quikstart"]) == 1
+    assert main(["stop", "quikstart"]) == 3
     assert "did you mean quickstart?" in capsys.readouterr().err
 
 

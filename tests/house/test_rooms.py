@@ -22,6 +22,7 @@ WITHOUT_TORCH = (
     "wire",
     "env",
     "telemetry",
+    "control",
     "controller",
     "cli",
     "rank.supervisor",
