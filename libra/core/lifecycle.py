@@ -104,6 +104,7 @@ class Lifecycle:
             engine = self.fleet.engines[rank.engine]
             if self.fleet.all_up(engine.ranks):
                 engine.load.came_up()
+                self.fleet.changes += 1
         elif self.fleet.all_up(self.fleet.trainers):
             self._form_core()
 

@@ -31,6 +31,8 @@ class Publication:
         self.deadline = deadline
         self.newest = NO_VERSION
         """The newest version that all core ranks hold."""
+        self._settled: tuple[int, int, bool] | None = None
+        """(newest, changes of the fleet, only_fresh) when everybody who could was last told."""
         self._held: dict[int, int] = dict.fromkeys(fleet.trainers, NO_VERSION)
         self._replace = replace
 
@@ -44,6 +46,10 @@ class Publication:
 
         `only_fresh`: only those that hold no weights at all; without any an engine is of no use to anybody.
         """
+        state = (self.newest, self.fleet.changes, only_fresh)
+        if state == self._settled:  # asked after every event: it must not cost by the engines where nothing has changed
+            return
+        self._settled = state
         for engine in self.fleet.engines:
             load = engine.load
             if only_fresh and load.version != NO_VERSION:
@@ -60,6 +66,7 @@ class Publication:
         engine = self.fleet.engines[e.engine]
         if engine.installing == e.cmd:
             engine.installing = 0
+            self.fleet.changes += 1
             engine.failures = 0
             engine.load.installed(e.version)
 
@@ -69,6 +76,7 @@ class Publication:
             return
         engine.installing = 0
         engine.failures += 1
+        self.fleet.changes += 1
         self.out.report("warning", f"engine {e.engine} could not install version {e.version}: {e.reason}")
         if engine.failures >= FAILURES_LIMIT:
             self._replace(engine, f"engine {e.engine} failed to install weights {engine.failures} times: {e.reason}")

@@ -38,7 +38,10 @@ class EngineIndex:
         self._loads = loads
         self._buckets: list[dict[int, Shelf]] = [{} for _ in range(buckets)]
         self._filed: dict[int, tuple[int, RoomKey, LoadKey]] = {}
-        self._freed: dict[Target, None] = {}
+        self.freed: dict[Target, None] = {}
+        """Engines and buckets that may have got room, or ceased to serve, and were not looked at since: the caller clears it."""
+        self.changes = 0
+        """Counts such changes: what no engine could take stays so while this stands."""
         for load in loads:
             load.on_change = self._changed
             self._changed(load, True)
@@ -65,19 +68,9 @@ class EngineIndex:
             insort(shelf.by_load, load_key)
             self._filed[load.id] = (load.version, room_key, load_key)
         if room:
-            self._freed[load.id] = None
-            self._freed[bucket_target(load.bucket)] = None
-
-    def take_freed(self) -> list[Target]:
-        """Engines and buckets that may have got room, or ceased to serve, since the last call."""
-        freed = list(self._freed)
-        self._freed.clear()
-        return freed
-
-    def keep_freed(self, targets: list[Target]) -> None:
-        """These were not looked at: tell of them again."""
-        for target in targets:
-            self._freed[target] = None
+            self.changes += 1
+            self.freed[load.id] = None
+            self.freed[bucket_target(load.bucket)] = None
 
     # --- asked
 
