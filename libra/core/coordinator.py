@@ -247,7 +247,6 @@ class Core:
         engine = self.fleet.engines[id]
         engine.load.went_down()
         engine.installing = engine.failures = 0
-        self.fleet.changes += 1
         self.rollout.engine_down(engine)
         self.out.report("warning", f"engine {id} is down: {reason}")
         if not self.fleet.alive:

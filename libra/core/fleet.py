@@ -53,8 +53,8 @@ class Fleet:
         self.trainers: tuple[int, ...] = tuple(range(1, config.allocation.trainer + 1))
         self.ranks: dict[int, DeviceRank] = {r: DeviceRank(r, "trainer") for r in self.trainers}
         self.engines: list[Engine] = []
-        self.changes = 0
-        """Counts what may let an engine want weights: it came up or went down, or an installation ended."""
+        self.stirred: dict[int, None] = {}
+        """Engines that may want weights since they came up, or since an installation ended; `publication` looks and clears."""
         per_node = config.cost.hardware.devices_per_node if config.cost else config.devices
         rank = config.allocation.trainer + 1
         for index, bucket in enumerate(config.bucket):

@@ -36,6 +36,7 @@ class Lifecycle:
         self._fatal = fatal
         self._unformed: list[int] = []
         self._unwarmed: list[int] = []
+        self._trainers_up = 0
         self._form_seq = 0
         self._warm_seq = 0
 
@@ -104,8 +105,10 @@ class Lifecycle:
             engine = self.fleet.engines[rank.engine]
             if self.fleet.all_up(engine.ranks):
                 engine.load.came_up()
-                self.fleet.changes += 1
-        elif self.fleet.all_up(self.fleet.trainers):
+                self.fleet.stirred[engine.id] = None
+            return
+        self._trainers_up += 1  # each once: one that ends takes the run with it
+        if self._trainers_up == len(self.fleet.trainers):
             self._form_core()
 
     def role_stalled(self, e: RoleStalled) -> None:

@@ -31,26 +31,39 @@ class Publication:
         self.deadline = deadline
         self.newest = NO_VERSION
         """The newest version that all core ranks hold."""
-        self._settled: tuple[int, int, bool] | None = None
-        """(newest, changes of the fleet, only_fresh) when everybody who could was last told."""
+        self._settled = (NO_VERSION, False)
+        """(newest, only_fresh) when all engines were last looked at; until it changes, only those that stirred are."""
+        self._behind = len(fleet.trainers)
+        """Core ranks that hold nothing newer than `newest`."""
         self._held: dict[int, int] = dict.fromkeys(fleet.trainers, NO_VERSION)
         self._replace = replace
 
     def held(self, e: WeightsHeld) -> None:
-        if e.rank in self._held:
-            self._held[e.rank] = max(self._held[e.rank], e.version)
-            self.newest = max(self.newest, min(self._held.values()))
+        before = self._held.get(e.rank)
+        if before is None or e.version <= before:
+            return
+        self._held[e.rank] = e.version
+        if before <= self.newest < e.version:
+            self._behind -= 1
+            if not self._behind:
+                self.newest = min(self._held.values())
+                self._behind = sum(v <= self.newest for v in self._held.values())
 
     def advance(self, only_fresh: bool) -> None:
         """Tell every engine that is up, behind and not already fetching to fetch the newest version.
 
         `only_fresh`: only those that hold no weights at all; without any an engine is of no use to anybody.
         """
-        state = (self.newest, self.fleet.changes, only_fresh)
-        if state == self._settled:  # asked after every event: it must not cost by the engines where nothing has changed
+        stirred = self.fleet.stirred
+        if (self.newest, only_fresh) != self._settled:
+            self._settled = (self.newest, only_fresh)
+            engines = self.fleet.engines
+        elif stirred:  # asked after every event: what it costs must not grow with the engines
+            engines = [self.fleet.engines[id] for id in sorted(stirred)]
+        else:
             return
-        self._settled = state
-        for engine in self.fleet.engines:
+        stirred.clear()
+        for engine in engines:
             load = engine.load
             if only_fresh and load.version != NO_VERSION:
                 continue
@@ -66,7 +79,7 @@ class Publication:
         engine = self.fleet.engines[e.engine]
         if engine.installing == e.cmd:
             engine.installing = 0
-            self.fleet.changes += 1
+            self.fleet.stirred[engine.id] = None
             engine.failures = 0
             engine.load.installed(e.version)
 
@@ -76,7 +89,7 @@ class Publication:
             return
         engine.installing = 0
         engine.failures += 1
-        self.fleet.changes += 1
+        self.fleet.stirred[engine.id] = None
         self.out.report("warning", f"engine {e.engine} could not install version {e.version}: {e.reason}")
         if engine.failures >= FAILURES_LIMIT:
             self._replace(engine, f"engine {e.engine} failed to install weights {engine.failures} times: {e.reason}")
