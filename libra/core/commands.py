@@ -13,7 +13,7 @@ Kind = Literal["train", "eval_start", "eval_end"]
 Level = Literal["info", "warning", "error"]
 
 
-class Command(Struct, frozen=True, tag=True, array_like=True):
+class Command(Struct, frozen=True, tag=True, array_like=True, gc=False):
     seq: int
 
 

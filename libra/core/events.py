@@ -14,7 +14,7 @@ Finish = Literal["stop", "length", "cut"]
 Status = Literal["ok", "error", "timeout"]
 
 
-class Event(Struct, frozen=True, tag=True, array_like=True):
+class Event(Struct, frozen=True, tag=True, array_like=True, gc=False):
     t: float
 
 

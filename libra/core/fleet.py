@@ -135,8 +135,8 @@ class Fleet:
         allocation = config.allocation
         self.buckets = config.bucket
         self.epoch = 0
-        self.changes = 0
-        """Counts what may have made a unit one that has to fetch weights or can be opened."""
+        self.stirred: dict[int, None] = {}
+        """Units that may have to fetch weights, or can be opened, by what happened to them; `publication` looks and clears."""
         self.trainers: tuple[int, ...] = tuple(range(1, allocation.trainer + 1))
         self.core = Unit(CORE, "trainer", self.trainers)
         self.ranks: dict[int, DeviceRank] = {r: DeviceRank(r) for r in self.trainers}

@@ -229,7 +229,7 @@ class Handover:
             for rank in unit.ranks:
                 self.fleet.ranks[rank].unit = unit.id
             unit.open()
-        self.fleet.changes += 1
+            self.fleet.stirred[unit.id] = None
         self._end(move, "ready")
 
     def _return(self, move: Move, reason: str) -> None:
@@ -240,7 +240,7 @@ class Handover:
         for unit in move.leaving:
             if unit.state == "closing":
                 unit.open()
-                self.fleet.changes += 1
+                self.fleet.stirred[unit.id] = None
         self._returning(move)
 
     def _returning(self, move: Move) -> None:

@@ -148,7 +148,7 @@ class Lifecycle:
     def _formed(self, unit: Unit) -> None:
         unit.command = 0
         unit.state = "fetching"
-        self.fleet.changes += 1
+        self.fleet.stirred[unit.id] = None
         if unit.id == CORE:
             self._warm_start()
 

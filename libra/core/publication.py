@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from libra.config.schema import DeadlineConfig
 from libra.core.commands import InstallWeights
 from libra.core.events import WeightsFailed, WeightsHeld, WeightsInstalled
-from libra.core.fleet import Fleet, Unit
+from libra.core.fleet import CORE, Fleet, Unit
 from libra.core.outbox import Outbox
 from libra.core.scheduler.load import NO_WEIGHTS
 from libra.core.trajectory import NO_VERSION
@@ -33,29 +33,39 @@ class Publication:
         self.deadline = deadline
         self.newest = NO_VERSION
         """The newest version that all core ranks hold."""
+        self._behind = len(fleet.trainers)
+        """Core ranks that hold nothing newer than `newest`."""
         self._held: dict[int, int] = dict.fromkeys(fleet.trainers, NO_VERSION)
         self._fetching: dict[int, Unit] = {}
         """`InstallWeights` under way -> its unit."""
-        self._looked_at = (False, NO_VERSION, -1)
-        """What `advance` saw last: without a change there is nothing to do, however many units there are."""
+        self._looked_at = (False, NO_VERSION)
+        """What `advance` saw last; until it changes, only the units that stirred are looked at."""
         self._fail = fail
 
     def held(self, e: WeightsHeld) -> None:
-        if e.rank in self._held:
-            self._held[e.rank] = max(self._held[e.rank], e.version)
-            self.newest = max(self.newest, min(self._held.values()))
+        before = self._held.get(e.rank)
+        if before is None or e.version <= before:
+            return
+        self._held[e.rank] = e.version
+        if before <= self.newest < e.version:
+            self._behind -= 1
+            if not self._behind:
+                self.newest = min(self._held.values())
+                self._behind = sum(v <= self.newest for v in self._held.values())
 
     def advance(self, keep_engines: bool) -> None:
         """Tell every unit that is behind and not fetching to fetch the newest version; open those that wait for nothing else.
 
         `keep_engines`: engines that hold some version keep it for now. (Without any an engine is of no use to anybody.)
         """
-        looked_at = (keep_engines, self.newest, self.fleet.changes)
-        if looked_at == self._looked_at:
+        looked_at, stirred = (keep_engines, self.newest), self.fleet.stirred
+        if looked_at == self._looked_at and not stirred:
             return
+        units = [self.fleet.unit(id) for id in stirred] if looked_at == self._looked_at else self.fleet.units()
         self._looked_at = looked_at
-        for unit in self.fleet.units():
-            if not unit.fetches:
+        stirred.clear()
+        for unit in units:
+            if unit is None or not unit.fetches or unit.id == CORE:
                 continue
             version = unit.version
             if unit.state == "fetching" and version != NO_WEIGHTS:
@@ -105,7 +115,7 @@ class Publication:
         self._fetching.pop(unit.command, None)
         unit.command = 0
         unit.awaited.clear()
-        self.fleet.changes += 1
+        self.fleet.stirred[unit.id] = None
 
     def _silent(self, unit: Unit, seq: int) -> None:
         self._fetching.pop(seq, None)

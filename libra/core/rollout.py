@@ -197,26 +197,34 @@ class Rollout:
         for traj in self.waiting.impatient(self.out.now - self.max_wait_s):
             traj.patient = False
             self._queue(traj, None)
-        freed = self.placement.index.take_freed()
+        freed, blocked = self.placement.index.freed, False
         for slot in self.waiting.slots():
             lanes = self.waiting.lanes(slot, freed)
             while lanes:
                 lane = min(lanes, key=Lane.first)
                 if not self._place_head(lane):
                     if lane.target is None:  # later turns in other lanes must not take what it waits for
-                        self.placement.index.keep_freed(freed)
+                        blocked = True
                         break
                     lanes.remove(lane)
                 elif lane.head() is None:
                     lanes.remove(lane)
+        if not blocked:
+            freed.clear()
 
     def _place_head(self, lane: Lane) -> bool:
         """Take the lane's head out: to an engine, or to another lane. False: it has to stay where it is."""
-        traj = lane.first()[2]
+        _, ticket, traj = lane.first()
+        asked = (ticket, self.placement.index.changes)
+        if lane.refused == asked:
+            return False
         floor = self._floor(traj.group)
         decision = self.placement.decide(traj, floor)
         if decision is None:
-            if lane.target is None or self.placement.serves(lane.target, traj, floor):
+            if lane.target is None:
+                lane.refused = asked
+                return False
+            if self.placement.serves(lane.target, traj, floor):
                 return False
             self._queue(traj, None)
         elif decision.wait_for is None:

@@ -12,6 +12,7 @@ take any engine, where its virtual arrival is the earlier of most. A slot whose 
 
 from bisect import insort
 from collections import deque
+from collections.abc import Collection
 from heapq import heappop, heappush
 
 from libra.core.scheduler.policy import Target
@@ -27,11 +28,13 @@ Entry = tuple[float, int, Trajectory]
 class Lane:
     """Turns of one slot that wait for `target`; None: for any engine."""
 
-    __slots__ = ("heap", "target")
+    __slots__ = ("heap", "refused", "target")
 
     def __init__(self, target: Target | None) -> None:
         self.target = target
         self.heap: list[Entry] = []
+        self.refused = (0, 0)
+        """(ticket, changes of the index) when no engine could take the head: until one of the two moves, none can."""
 
     def head(self) -> Entry | None:
         heap = self.heap
@@ -76,12 +79,14 @@ class WaitingTurns:
         """Slots in which somebody may wait, earliest first."""
         return list(self._slots)
 
-    def lanes(self, slot: int, freed: list[Target]) -> list[Lane]:
+    def lanes(self, slot: int, freed: Collection[Target]) -> list[Lane]:
         """The lanes of `slot` that have a head: of any engine, and of the targets in `freed`."""
         lanes = self._lanes[slot]
         found = [lanes[None]] if lanes[None].head() else []
         if len(lanes) > 1:
-            for target in freed:
+            for target in freed if len(freed) < len(lanes) else list(lanes):
+                if target is None or target not in freed:
+                    continue
                 lane = lanes.get(target)
                 if lane is None:
                     continue

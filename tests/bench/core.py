@@ -4,6 +4,8 @@ A made-up run in virtual time drives a real `Core`: buckets of four TP degrees (
 trajectories as many as asked for, tool returns whose payload tells something. Each policy first brings the run to its full
 load, then `--events` events are timed one by one: all of `Core.handle`, and within it each placement decision and each
 question to the causality tree. Times are CPU time of the thread; garbage collection is the interpreter's own, as in a run.
+`frozen_us` is `Core.handle` over as many further events after `gc.freeze()`: what the collector takes of the tail.
+`reference_us` is the same fixed loop before, between and after, about 10 on a quiet core: divide by it to compare machines.
 `tokens_per_s` is virtual and only says what kind of load it was: a turn's seconds are fixed when it begins.
 """
 
@@ -196,6 +198,7 @@ def main() -> None:
         load = Load(config_of(policy, args.engines, args.live), seed=1)
         load.run(args.warm)
         clocks = (load.handle, load.decide, load.forecast)
+        references = [reference_us()]
         for clock in clocks:
             clock.on = True
         began, sampled = load.now, load.sampled
@@ -206,8 +209,15 @@ def main() -> None:
         row |= {"waiting_lanes": sum(s.queued_tokens > 0 for s in load.core.placement.shapes)}
         row |= {"tree_nodes": len(load.core.placement.tree.nodes), "batches": load.core.admission.done}
         row |= {"tokens_per_s": round((load.sampled - sampled) / (load.now - began))}
-        row["reference_us"] = reference_us()
         row |= {f"{n}_us": k.figures_us() for n, k in zip(("handle", "decide", "forecast"), clocks, strict=True)}
+        references.append(reference_us())
+        load.handle.times.clear()
+        gc.collect()
+        gc.freeze()
+        load.run(args.events)
+        gc.unfreeze()
+        row["frozen_us"] = load.handle.figures_us()
+        row["reference_us"] = [*references, reference_us()]
         print(json.dumps(row), flush=True)
         del load
         gc.collect()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from libra.core.causality import TOOL_S, TURNS, CausalityTree, SavedTree, TreeConfig, restore, save
 from libra.core.causality.forecast import share_of
-from libra.core.causality.node import EXACT, Fading, Node
+from libra.core.causality.node import EXACT, Fading, Node, places_of
 from libra.core.causality.sketch import RELATIVE_ERROR, TOKENS, UNITS, Profile
 from libra.core.signal import Signal
 
@@ -76,7 +76,7 @@ def test_quantiles_keep_to_the_stated_error_and_means_are_exact(values, quantity
     fading = Fading(1.0)
     node = Node(0, 0, 0, "", None, 0)
     for v in values:
-        node.learn((v, v, v), 0, fading)
+        node.learn((v, v, v), places_of((v, v, v)), 0, fading)
     tail = node.profile(quantity, fading).beyond(0)
     true = nearest_rank(values, p)
     assert tail.mean == pytest.approx(sum(values) / len(values))

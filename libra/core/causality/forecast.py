@@ -59,7 +59,7 @@ class Known(Struct, frozen=True):
     depth: int
 
 
-class Source(Struct):
+class Source(Struct, gc=False):
     """One node's say in an answer."""
 
     tail: Tail

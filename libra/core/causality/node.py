@@ -23,9 +23,21 @@ Key = Signal | int | str
 
 Seen = tuple[float, float, float]
 """What remained for one trajectory: sampled tokens, turns, tool seconds. The scopes share one object."""
-
+Places = tuple[int, int, int]
+"""The bin of each quantity."""
 
 Bins = tuple["array[float]", "array[float]", "array[float]"]
+
+
+def places_of(seen: Seen) -> Places:
+    return bin_of(TOKENS, seen[0]), bin_of(TURNS, seen[1]), bin_of(TOOL_S, seen[2])
+
+
+def _count(bins: Bins, places: Places, weight: float) -> None:
+    for counts, place in zip(bins, places, strict=True):
+        counts[place] += weight
+
+
 _NONE: list[Profile | None] = [None, None, None]
 """The profiles of a node that nobody has asked since it learned; shared, never written."""
 
@@ -75,7 +87,8 @@ class Node:
         """One array a quantity once there are many."""
         self._profiles: list[Profile | None] = _NONE
 
-    def learn(self, seen: Seen, version: int, fading: Fading) -> None:
+    def learn(self, seen: Seen, places: Places, version: int, fading: Fading) -> None:
+        """`places` are the bins of `seen`: found once for all nodes that learn it."""
         if version - self.base > fading.max_steps:
             self._rebase(version, fading)
         weight = fading.scale(version - self.base)
@@ -85,14 +98,14 @@ class Node:
         self.sums = (tokens + weight * seen[0], turns + weight * seen[1], tool_s + weight * seen[2])
         self._profiles = _NONE
         if self.bins is not None:
-            self._count(seen, weight, self.bins)
+            _count(self.bins, places, weight)
             return
         self.seen.append(seen)
         self.weights.append(weight)
         if len(self.seen) > EXACT:
             self.bins = (new_bins(), new_bins(), new_bins())
             for s, w in zip(self.seen, self.weights, strict=True):
-                self._count(s, w, self.bins)
+                _count(self.bins, places_of(s), w)
             self.seen, self.weights = [], []
 
     def evidence(self, now: int, fading: Fading) -> float:
@@ -114,10 +127,6 @@ class Node:
                 self._profiles = [None, None, None]
             self._profiles[quantity] = profile
         return profile
-
-    def _count(self, seen: Seen, weight: float, bins: "Bins") -> None:
-        for quantity in (TOKENS, TURNS, TOOL_S):
-            bins[quantity][bin_of(quantity, seen[quantity])] += weight
 
     def _rebase(self, version: int, fading: Fading) -> None:
         factor = fading.fade(version - self.base)

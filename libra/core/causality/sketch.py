@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 
+from msgspec import Struct
+
 TOKENS, TURNS, TOOL_S = 0, 1, 2
 """The quantities, as indices: sampled tokens, turns, seconds in tools."""
 UNITS = (1.0, 1.0, 0.01)
@@ -83,18 +85,24 @@ class Profile:
             self._moments = array("d", accumulate(map(mul, self._given, self._values)))
         return self._moments
 
-    def moments_at(self, marks: Sequence[float], first: int) -> list[float]:
-        """Sums of weight x value over the lowest of each weight in `marks` (ascending); a value's weight is split if need be.
+    def slice_means(self, first: int, below: float, weight: float, k: int) -> list[float]:
+        """Means of `k` slices of equal weight, lowest first, of the `weight` that lies above the lowest `below`.
 
-        None of the marks lies below value number `first`.
+        `first` is the number of the value where that begins. A value's weight is split between slices if need be.
         """
         weights, values, moments, last = self._weights, self._values, self.moments(), len(self._values) - 1
-        sums: list[float] = []
+        width = weight / k
+        before = moments[first - 1] if first else 0.0
+        means: list[float] = []
         i = first
-        for weight in marks:
-            i = bisect_left(weights, weight, i, last)
-            sums.append(moments[i - 1] + (weight - weights[i - 1]) * values[i] if i else weight * values[0])
-        return sums
+        for j in range(1, k + 1):
+            mark = below + width * j
+            i = bisect_left(weights, mark, i, last)
+            # weight x value of everything below the mark
+            moment = moments[i - 1] + (mark - weights[i - 1]) * values[i] if i else mark * values[0]
+            means.append((moment - before) / width)
+            before = moment
+        return means
 
     def shares(self, edges: Sequence[float]) -> tuple[float, ...]:
         """Shares of the weight in (-inf, e0], (e0, e1], ..., (e_last, inf)."""
@@ -106,34 +114,24 @@ class Profile:
         return tuple((b - a) / self._total for a, b in pairwise(reached))
 
 
-class Tail:
+class Tail(Struct, gc=False):
     """The part of a profile from value number `first` on, shifted by `since`; `below` is the weight before it."""
 
-    __slots__ = ("_below", "_first", "_profile", "_since", "mean", "weight")
-
-    def __init__(self, profile: Profile, since: float, first: int, below: float, weight: float, mean: float) -> None:
-        self._profile = profile
-        self._since = since
-        self._first = first
-        self._below = below
-        self.weight = weight
-        self.mean = mean
+    profile: Profile
+    since: float
+    first: int
+    below: float
+    weight: float
+    mean: float
 
     def quantile(self, p: float) -> float:
         """Nearest-rank quantile, 0 < p <= 1."""
-        return self._profile.rank(self._below + p * self.weight) - self._since
+        return self.profile.rank(self.below + p * self.weight) - self.since
 
     def slices(self, k: int) -> list[float]:
         """Means of `k` equally probable slices, smallest first."""
-        width = self.weight / k
-        first, since = self._first, self._since
-        marks = self._profile.moments_at([self._below + width * j for j in range(1, k + 1)], first)
-        before = self._profile.moments()[first - 1] if first else 0.0
-        means: list[float] = []
-        for mark in marks:
-            means.append((mark - before) / width - since)
-            before = mark
-        return means
+        since = self.since
+        return [m - since for m in self.profile.slice_means(self.first, self.below, self.weight, k)]
 
 
 def occupied(bins: "array[float]") -> tuple[int, int]:

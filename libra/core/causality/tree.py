@@ -26,7 +26,7 @@ import math
 from msgspec import Struct
 
 from libra.core.causality.forecast import MOST_SHARE, SCOPES, Known, Residual, Source, blend, blend_slices, share_of
-from libra.core.causality.node import Fading, Key, Node, Seen
+from libra.core.causality.node import Fading, Key, Node, Places, Seen, places_of
 from libra.core.causality.sketch import TOKENS
 from libra.core.causality.walk import Walk, spent_by
 from libra.core.signal import Signal
@@ -39,6 +39,10 @@ _ENOUGH = 0.05
 """An answer stops asking when less than this share is left over."""
 _CANDIDATES = 4
 """Leaves compared when one has to go."""
+
+
+Lesson = tuple[Seen, Places]
+"""What had still been to come at one tool return, and the bins that count it."""
 
 
 class TreeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +113,10 @@ class CausalityTree:
         total = spent_by(traj, walk.latest, (total_tokens, turns, tool_s))
         del self.walks[traj]
         self.now = max(self.now, version)
-        lessons: list[Seen] = [(total[0] - m[0], total[1] - m[1], total[2] - m[2]) for m in walk.marks]
+        lessons: list[Lesson] = []
+        for spent in walk.marks:
+            seen = (total[0] - spent[0], total[1] - spent[1], total[2] - spent[2])
+            lessons.append((seen, places_of(seen)))
         self._teach(PROMPT, walk.prompt, walk.signals, lessons, version)
         if walk.family:
             self._teach(FAMILY, walk.family, walk.signals, lessons, version)
@@ -180,8 +187,10 @@ class CausalityTree:
         left, sources = 1.0, list[Source]()
         for scope in (PROMPT, FAMILY, ALL):
             path = self._known(walk, scope)
+            if not path:
+                continue
             deepest = len(path) - 1
-            for depth in (*range(deepest, max(0, deepest - _ASKED + 1), -1), *((0,) if path else ())):
+            for depth in (*range(deepest, max(0, deepest - _ASKED + 1), -1), 0):
                 node = path[depth]
                 tail = node.profile(quantity, fading).beyond(spent - walk.marks[depth][quantity])
                 if tail is None:
@@ -204,35 +213,35 @@ class CausalityTree:
         path = self._known(walk, PROMPT) or self._known(walk, ALL)
         return path[-1] if path else None
 
-    def _teach(self, scope: int, root: Key, signals: list[Signal], lessons: list[Seen], version: int) -> None:
+    def _teach(self, scope: int, root: Key, signals: list[Signal], lessons: list[Lesson], version: int) -> None:
         """Walk down from `root`, made as needed; the node of depth d learns lessons[d]."""
         node: Node | None = None
-        for depth, lesson in enumerate(lessons):
+        fading, nodes, most = self.fading, self.nodes, self.config.max_nodes
+        for depth, (seen, places) in enumerate(lessons):
             key = signals[depth - 1] if depth else root
-            node = self._child(scope, depth, key, node, version)
-            node.learn(lesson, version, self.fading)
-            if len(self.nodes) > self.config.max_nodes:
+            siblings = self.roots[scope] if node is None else node.children
+            known = siblings.get(key) if siblings else None  # type: ignore[arg-type]  # below the roots every key is a signal
+            node = known or self._grow(scope, depth, key, node, version)
+            node.learn(seen, places, version, fading)
+            if len(nodes) > most:
                 self._drop_one()
                 if not node.alive:
                     return
 
-    def _child(self, scope: int, depth: int, key: Key, parent: Node | None, version: int) -> Node:
+    def _grow(self, scope: int, depth: int, key: Key, parent: Node | None, version: int) -> Node:
+        node = Node(self.serial, scope, depth, key, parent, version)
+        self.serial += 1
+        self.nodes[node.serial] = node
         if parent is None:
-            siblings: dict[Key, Node] = self.roots[scope]
+            self.roots[scope][key] = node
         else:
             if parent.children is None:
                 parent.children = {}
-            siblings = parent.children  # type: ignore[assignment]  # below the roots every key is a signal
-        node = siblings.get(key)
-        if node is None:
-            node = Node(self.serial, scope, depth, key, parent, version)
-            self.serial += 1
-            siblings[key] = node
-            self.nodes[node.serial] = node
-            if parent is not None and parent.slot >= 0:
+            parent.children[key] = node  # type: ignore[index]  # below the roots every key is a signal
+            if parent.slot >= 0:
                 self._unleaf(parent)
-            if scope != ALL or depth > 0:
-                self._leaf(node)
+        if scope != ALL or depth > 0:
+            self._leaf(node)
         return node
 
     def _leaf(self, node: Node) -> None:

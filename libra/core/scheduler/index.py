@@ -37,8 +37,13 @@ class EngineIndex:
     def __init__(self, loads: Iterable[EngineLoad], buckets: int) -> None:
         self._loads: dict[int, EngineLoad] = {}
         self._buckets: list[dict[int, Shelf]] = [{} for _ in range(buckets)]
+        self._kv_tokens = [0] * buckets
+        """Room of an engine of each bucket: they are all alike."""
         self._filed: dict[int, tuple[int, RoomKey, LoadKey]] = {}
-        self._freed: dict[Target, None] = {}
+        self.freed: dict[Target, None] = {}
+        """Engines and buckets that may have got room, or ceased to serve, since the caller looked; it clears what it has seen."""
+        self.changes = 0
+        """Counts such changes: what no engine could take stays so while this stands."""
         self._busy: dict[int, bool] = {}
         """Whether each engine that serves has running turns."""
         self._busy_count = 0
@@ -49,6 +54,7 @@ class EngineIndex:
 
     def add(self, load: EngineLoad) -> None:
         self._loads[load.id] = load
+        self._kv_tokens[load.bucket] = load.kv_tokens
         load.on_change = self._changed
         self._changed(load, True)
 
@@ -79,8 +85,9 @@ class EngineIndex:
             self._filed[load.id] = (load.version, room_key, load_key)
         self._count_busy(load)
         if room:
-            self._freed[load.id] = None
-            self._freed[bucket_target(load.bucket)] = None
+            self.changes += 1
+            self.freed[load.id] = None
+            self.freed[bucket_target(load.bucket)] = None
 
     def _count_busy(self, load: EngineLoad) -> None:
         before = self._busy.pop(load.id, False)
@@ -93,17 +100,6 @@ class EngineIndex:
         """(engines that serve, those of them with running turns)."""
         return len(self._busy), self._busy_count
 
-    def take_freed(self) -> list[Target]:
-        """Engines and buckets that may have got room, or ceased to serve, since the last call."""
-        freed = list(self._freed)
-        self._freed.clear()
-        return freed
-
-    def keep_freed(self, targets: list[Target]) -> None:
-        """These were not looked at: tell of them again."""
-        for target in targets:
-            self._freed[target] = None
-
     # --- asked
 
     def offer(self, need_tokens: int, whole_tokens: int, floor: int, last: EngineLoad | None) -> Offer | None:
@@ -111,40 +107,44 @@ class EngineIndex:
 
         `need_tokens` is the room that it reserves, `whole_tokens` what it takes at most: an engine must be larger than that.
         """
+        loads = self._loads
         engines: list[EngineLoad] = []
         full: list[EngineLoad] = []
-        stays = last is not None and last.fits(need_tokens) and self.serves(last.id, whole_tokens, floor)
-        for shelves in self._buckets:
-            nearest: EngineLoad | None = None
-            before = len(engines)
+        for kv_tokens, shelves in zip(self._kv_tokens, self._buckets, strict=True):
+            if whole_tokens > kv_tokens:
+                continue
+            most = kv_tokens - need_tokens
+            fits = False
+            nearest: RoomKey | None = None
             for version, shelf in shelves.items():
                 if version < floor:
                     continue
-                roomiest = self._loads[shelf.by_room[0][2]]
-                if whole_tokens > roomiest.kv_tokens:
-                    break  # all of its bucket are as small
-                if roomiest.fits(need_tokens):
-                    engines.append(roomiest)
+                roomiest = shelf.by_room[0]
+                if not roomiest[0] and roomiest[1] <= most:
+                    fits = True
+                    engines.append(loads[roomiest[2]])
                     lightest = self._lightest(shelf, need_tokens)
-                    if lightest is not None and lightest is not roomiest:
+                    if lightest is not None and lightest.id != roomiest[2]:
                         engines.append(lightest)
-                elif nearest is None or _busier(nearest, roomiest):
+                elif nearest is None or roomiest[1:] < nearest[1:]:
                     nearest = roomiest
-            if nearest is not None and len(engines) == before:
-                full.append(nearest)
+            if nearest is not None and not fits:
+                full.append(loads[nearest[2]])
         if not engines:
             return None
-        if last is not None:
-            if stays and all(e is not last for e in engines):
-                engines.append(last)
-            elif not stays and self.serves(last.id, whole_tokens, floor) and all(e is not last for e in full):
-                full.append(last)
+        stays = False
+        if last is not None and self.serves(last.id, whole_tokens, floor):
+            stays = last.fits(need_tokens)
+            known = engines if stays else full
+            if all(e is not last for e in known):
+                known.append(last)
         return Offer(engines, full, stays)
 
     def _lightest(self, shelf: Shelf, need_tokens: int) -> EngineLoad | None:
         for _, id in shelf.by_load[:LOOKED_AT]:
-            if self._loads[id].fits(need_tokens):
-                return self._loads[id]
+            load = self._loads[id]
+            if load.fits(need_tokens):
+                return load
         return None
 
     def serves(self, target: Target, whole_tokens: int, floor: int) -> bool:
@@ -156,7 +156,3 @@ class EngineIndex:
             if version >= floor and whole_tokens <= self._loads[shelf.by_room[0][2]].kv_tokens:
                 return True
         return False
-
-
-def _busier(a: EngineLoad, b: EngineLoad) -> bool:
-    return (a.reserved_tokens, a.id) > (b.reserved_tokens, b.id)

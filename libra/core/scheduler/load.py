@@ -7,6 +7,8 @@ in order (`libra.core.scheduler.index`) can never hold an engine at a place wher
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 NO_WEIGHTS = -1
 """The version of an engine without weights."""
 
@@ -82,8 +84,7 @@ class EngineLoad:
             self.on_change(self, room)
 
 
-@dataclass(frozen=True, slots=True)
-class RoomTaken:
+class RoomTaken(Struct, frozen=True, gc=False):
     """What one running turn holds of its engine; given back exactly as it was taken."""
 
     context_tokens: int
