@@ -27,13 +27,15 @@ def main() -> int:
     from libra.config import preflight
     from libra.config.rundir import claim, resolve
     from libra.controller.main import main as control
+    from libra.telemetry import tree_file
 
     args = parse_run(sys.argv[1:])
     try:
         resolved = resolve(args.config, args.all_overrides())
         preflight.check(resolved.config, world_size, source=args.config)
+        learned = tree_file.start(resolved.config)
         claim(resolved)
-        return control(resolved.config, resolved.run_dir)
+        return control(resolved.config, resolved.run_dir, learned)
     except (ConfigError, PreflightError) as e:
         print(f"libra: {e}", file=sys.stderr)
         return 2

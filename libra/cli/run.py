@@ -21,6 +21,7 @@ from libra.cli.runs import why_it_ended
 from libra.config import Config, dump, preflight
 from libra.config.rundir import LOG_DIRECTORY, RUN_DIR_ENV, Resolved, resolve
 from libra.errors import PreflightError
+from libra.telemetry import tree_file
 
 LAUNCH_MODULE = "libra.launch"
 STOP_MARGIN_S = 30
@@ -35,6 +36,7 @@ def run(args: Run) -> int:
     overrides = args.all_overrides()
     resolved = resolve(args.config, overrides)
     preflight.check(resolved.config, source=args.config)
+    tree_file.start(resolved.config)  # can it be read?
     if args.dry_run:
         print(dump(resolved.config), end="")
         return 0

@@ -79,6 +79,8 @@ class CausalityConfig(_Table, frozen=True):
     """Visits at which a node speaks for half of what it is asked."""
     max_nodes: Annotated[int, Meta(ge=16)] = 20_000
     """Beyond, the least useful go; 0.7 KB a node after one visit, 12 KB at most."""
+    save_steps: PosInt = 20
+    """The run's directory gets the tree after each so many batches, and at the end."""
 
 
 class SchedulerConfig(_Table, frozen=True):
@@ -111,6 +113,8 @@ class SchedulerConfig(_Table, frozen=True):
     family: str = ""
     """Under what name trajectories teach the tree beside their prompt's own; empty: the environment's name."""
     tree: CausalityConfig = CausalityConfig()
+    tree_from: str = ""
+    """Start from what an earlier run has learnt: its name, its directory, or a `causality.tree`. Empty: from nothing."""
 
 
 class CostConfig(_Table, frozen=True):
@@ -271,6 +275,28 @@ class DeadlineConfig(_Table, frozen=True):
     """Restarts of one rank's engine role before the rank is given up."""
 
 
+class TruthConfig(_Table, frozen=True):
+    """How simulated machines differ from what the cost model says: known to them alone. The core has to learn it.
+
+    Formulas stand in `libra.workload.truth`. The defaults change nothing.
+    """
+
+    seed: NatInt = 0
+    slowdown: PosFloat = 1.0
+    """All engines' seconds, times this."""
+    engine_spread: NonNegFloat = 0.0
+    """Standard deviation, among engines, of the logarithm of their seconds."""
+    step_noise: NonNegFloat = 0.0
+    """Standard deviation, over time, of the logarithm of an engine's seconds."""
+    noise_s: PosFloat = 5.0
+    """For how long the noise of an engine's seconds stays as it is."""
+    slow_engine: Annotated[int, Meta(ge=-1)] = -1
+    """One engine that is slower by `slow_factor`; -1: none."""
+    slow_factor: Annotated[float, Meta(ge=1)] = 3.0
+    tool_noise: NonNegFloat = 0.0
+    """Standard deviation of the logarithm of a tool's seconds, over what the workload says."""
+
+
 class SimulationConfig(_Table, frozen=True):
     """What only a simulation needs to be told; the live run has the real thing."""
 
@@ -307,6 +333,7 @@ class Config(_Table, frozen=True):
     eval: EvalConfig = EvalConfig()
     deadline: DeadlineConfig = DeadlineConfig()
     simulation: SimulationConfig = SimulationConfig()
+    truth: TruthConfig = TruthConfig()
 
     @property
     def live_env(self) -> LiveEnvConfig:
@@ -321,6 +348,11 @@ class Config(_Table, frozen=True):
         if self.rollout.max_lag is not None:
             return self.rollout.max_lag
         return {"async": 2, "one-step-off": 1, "sync": 0}[self.run.mode]
+
+    @property
+    def engine_buckets(self) -> tuple[str, ...]:
+        """The name of each engine's bucket, by the engine's id."""
+        return tuple(b.name for b in self.bucket for _ in range(b.engines))
 
     @property
     def devices(self) -> int:

@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from libra.config.schema import Config
+from libra.config.rundir import TREE_FILE
 from libra.controller.episodes import Episodes
 from libra.controller.links import Link
 from libra.controller.monitor import Monitor
@@ -24,6 +24,7 @@ from libra.core import events as e
 from libra.core.coordinator import Core
 from libra.env.protocol import Environment
 from libra.errors import WireError
+from libra.telemetry import tree_file
 from libra.telemetry.journal import JournalWriter
 from libra.telemetry.summary import Tally
 from libra.wire import messages as m
@@ -37,7 +38,7 @@ KILL_GRACE_S = 2.0
 class Shell:
     def __init__(
         self,
-        config: Config,
+        core: Core,
         run_dir: Path,
         meeting: Meeting,
         journal: JournalWriter,
@@ -47,8 +48,8 @@ class Shell:
         tasks: anyio.abc.TaskGroup,
         clock: Callable[[], float],
     ) -> None:
-        self.config = config
-        self.core = Core(config)
+        self.config = config = core.config
+        self.core = core
         self.clock = clock
         self.runtime = Runtime(self.core, journal, tally, self.carry_out, clock)
         self.episodes = Episodes(
@@ -72,6 +73,7 @@ class Shell:
         self._sources: dict[int, str] = {}
         """Core rank -> address of its publisher."""
         self._complaints: dict[int, str] = {}
+        self._saving = anyio.Lock()
 
     # --- commands
 
@@ -108,7 +110,11 @@ class Shell:
                 self._to_roles(ranks, m.StartWarm(seq))
             case c.SetTimer(seq=seq, at=at):
                 self._tasks.start_soon(self._timer, seq, at)
-            case c.Report() | c.BatchConsumed() | c.Evaluated():
+            case c.BatchConsumed(batch=batch):
+                self._screen.command(self.clock(), command)
+                if (batch + 1) % self.config.scheduler.tree.save_steps == 0:
+                    self._tasks.start_soon(self.save_tree)
+            case c.Report() | c.Evaluated():
                 self._screen.command(self.clock(), command)
             case c.FinishRun():
                 self.finish = command
@@ -175,6 +181,16 @@ class Shell:
     def _to_supervisor(self, rank: int, message: m.Message) -> None:
         if (link := self._supervisors.get(rank)) is not None:
             link.send(message)
+
+    async def save_tree(self) -> None:
+        """Write what scheduling has learnt; a disk that refuses costs this file, never the run."""
+        async with self._saving:
+            try:
+                await anyio.to_thread.run_sync(
+                    tree_file.write, self._run_dir / TREE_FILE, self.config, self.core.learned()
+                )
+            except OSError as x:
+                self._screen.report("warning", f"{TREE_FILE} was not written: {x}")
 
     # --- links
 

@@ -40,13 +40,14 @@ from libra.core.events import (
     WeightsInstalled,
 )
 from libra.core.fleet import Engine, Fleet
+from libra.core.learned import Learned
 from libra.core.learner import Learner
 from libra.core.lifecycle import Lifecycle
 from libra.core.outbox import Outbox
 from libra.core.placement import Placement
 from libra.core.publication import Publication
 from libra.core.rollout import Rollout
-from libra.core.scheduler.policy import Foresight
+from libra.core.scheduler.policy import Decision, Foresight
 from libra.core.trajectory import Group
 from libra.errors import CoreError
 
@@ -57,9 +58,10 @@ class Core:
     """Decisions of one run. `handle` never blocks; times are seconds since the run began.
 
     `oracle` tells a trajectory's true residual output tokens by its id: a simulator's, for the policy of that name.
+    `learned` is what scheduling starts from; None: from nothing.
     """
 
-    def __init__(self, config: Config, oracle: Foresight | None = None) -> None:
+    def __init__(self, config: Config, oracle: Foresight | None = None, learned: Learned | None = None) -> None:
         self.config = config
         self.phase: Phase = "starting"
         self.out = Outbox()
@@ -69,7 +71,7 @@ class Core:
         )
         self.lifecycle = Lifecycle(self.fleet, self.out, config.deadline, self._engine_down, self._fatal)
         self.publication = Publication(self.fleet, self.out, config.deadline, self._replace)
-        self.placement = Placement(config, self.fleet, oracle)
+        self.placement = Placement(config, self.fleet, oracle, learned)
         self.rollout = Rollout(self.fleet, self.out, config, self.placement, self._floor, self._group_done)
         self.learner = Learner(
             config,
@@ -92,6 +94,7 @@ class Core:
                 f"time runs backwards: {type(event).__name__} at {event.t}, after an event at {self.out.now}"
             )
         self.out.now = event.t
+        self.placement.decided.clear()
         if self.phase != "ended":
             self._dispatch(event)
             self._advance()
@@ -141,6 +144,15 @@ class Core:
                 self._stop(e)
             case _:
                 assert_never(e)
+
+    @property
+    def decided(self) -> list[tuple[int, Decision]]:
+        """(trajectory, decision) that the last event led to, in order; good until the next one."""
+        return self.placement.decided
+
+    def learned(self) -> Learned:
+        """What scheduling has learnt so far: to be saved. Nothing changes by asking."""
+        return self.placement.learned()
 
     # --- what has become possible
 

@@ -63,7 +63,7 @@ class Recorder:
 
     def __init__(self, plan: "Plan") -> None:
         config = plan.config
-        self.tally = Tally(config.run.name, config.run.mode, config.run.seed)
+        self.tally = Tally.of(config)
         self.bound = Bound(plan.cost, plan.engines, config.bucket)
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.ended = 0
@@ -133,7 +133,7 @@ class Recorder:
     def _utilisation(self, machines: Sequence[Machine], rollout_s: float, run_s: float) -> dict[str, float]:
         busy = dict.fromkeys((b.name for b in self._plan.config.bucket), 0.0)
         buckets = self._plan.config.bucket
-        names = [b.name for b in buckets for _ in range(b.engines)]
+        names = self._plan.config.engine_buckets
         for machine in machines:
             busy[names[machine.id]] += machine.cost.tp * (machine.decode_s + machine.prefill_s)
         shares = {"rollout": sum(busy.values()) / (self._plan.rollout_devices * rollout_s) if rollout_s > 0 else 0.0}

@@ -77,7 +77,7 @@ class Node:
 
     def learn(self, seen: Seen, version: int, fading: Fading) -> None:
         if version - self.base > fading.max_steps:
-            self._rebase(version, fading)
+            self.rebase(version, fading)
         weight = fading.scale(version - self.base)
         self.visits += 1
         self.weight += weight
@@ -119,7 +119,8 @@ class Node:
         for quantity in (TOKENS, TURNS, TOOL_S):
             bins[quantity][bin_of(quantity, seen[quantity])] += weight
 
-    def _rebase(self, version: int, fading: Fading) -> None:
+    def rebase(self, version: int, fading: Fading) -> None:
+        """Weigh everything as of `version`: no answer changes."""
         factor = fading.fade(version - self.base)
         self.base = version
         self.weight *= factor

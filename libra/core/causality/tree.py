@@ -212,7 +212,7 @@ class CausalityTree:
             node = self._child(scope, depth, key, node, version)
             node.learn(lesson, version, self.fading)
             if len(self.nodes) > self.config.max_nodes:
-                self._drop_one()
+                self.drop_one()
                 if not node.alive:
                     return
 
@@ -246,7 +246,8 @@ class CausalityTree:
             last.slot = node.slot
         node.slot = -1
 
-    def _drop_one(self) -> None:
+    def drop_one(self) -> None:
+        """Drop the least useful of the next few leaves."""
         start = self.hand if self.hand < len(self.leaves) else 0
         self.hand = start + _CANDIDATES
         least = self.leaves[start]
