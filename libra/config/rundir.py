@@ -67,7 +67,7 @@ def resolve(path: str | Path, overrides: Sequence[str] = (), environ: Mapping[st
 
 
 def find_tree(config: Config) -> Path | None:
-    """The saved tree that `scheduler.tree_from` names: a file, a run's directory, or a run's name. None where it is not there."""
+    """The saved tree that `scheduler.tree_from` names: a file, a run's directory, or a run's name. None where there is none."""
     given = Path(config.scheduler.tree_from)
     places = (given, given / TREE_FILE, Path(config.run.directory) / given / TREE_FILE)
     return next((p for p in places if p.is_file()), None)

@@ -11,6 +11,8 @@ in whatever room the rows leave (oldest out first; of one policy version, since 
 weights that are swapped between two steps. An arrival waits for the end of the step under way. Work is counted lazily: rows
 hold the step at which they end, so that an event costs the same in a batch of 1 and of 1,000.
 
+Seconds are those of the cost model times `pace`, which stays as it is during a prefill or a stretch.
+
 The shell calls `settle` when `until` has come, feeds what has finished to the core, then calls `proceed`.
 """
 
@@ -58,15 +60,43 @@ class Machine:
     """`room_tokens` is the KV room. Times are virtual seconds."""
 
     __slots__ = (
-        "_cache", "_cached_tokens", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since", "_stretch",
-        "appointed", "cost", "decode_s", "id", "install", "kv", "preemptions", "prefill_s", "recomputed_tokens",
-        "reused_tokens", "room", "rows", "serial", "state", "steps", "until", "version",
+        "_cache",
+        "_cached_tokens",
+        "_ends",
+        "_joining",
+        "_lost",
+        "_orders",
+        "_outgrown",
+        "_queue",
+        "_since",
+        "_stretch",
+        "_under_way",
+        "appointed",
+        "cost",
+        "decode_s",
+        "id",
+        "install",
+        "kv",
+        "pace",
+        "preemptions",
+        "prefill_s",
+        "recomputed_tokens",
+        "reused_tokens",
+        "room",
+        "rows",
+        "serial",
+        "state",
+        "steps",
+        "until",
+        "version",
     )  # fmt: skip
 
     def __init__(self, id: int, cost: EngineCost, room_tokens: int) -> None:
         self.id = id
         self.cost = cost
         self.room = room_tokens
+        self.pace = 1.0
+        """Real over predicted seconds of what it begins next: the shell's, from the hidden truth."""
         self.version = -1
         self.install: tuple[int, int, float] | None = None
         """(command, version, seconds) of weights that have arrived and wait for the end of the step."""
@@ -92,6 +122,8 @@ class Machine:
         """Commands whose rows are to be dropped at the next boundary."""
         self._orders = 0
         self._since = 0.0
+        self._under_way = 1.0
+        """The pace of the present stretch."""
         self._stretch = 0
         self._cache: dict[int, tuple[int, int]] = {}
         """Trajectory -> (tokens, version), oldest first."""
@@ -124,13 +156,16 @@ class Machine:
             done = self._steps_in(now - self._since)
             if done + 1 < self._stretch:
                 self._stretch = done + 1
-                self._appoint(self._since + self.cost.decode_s(self._stretch, len(self.rows), self.kv))
+                self._appoint(
+                    self._since + self._under_way * self.cost.decode_s(self._stretch, len(self.rows), self.kv)
+                )
         elif self.state == "idle" and self.until != now:
             self._appoint(now)
 
     def _steps_in(self, seconds: float) -> int:
         """Whole steps of the present stretch within its first `seconds`."""
         cost, batch, kv = self.cost, len(self.rows), self.kv
+        seconds /= self._under_way
         return bisect_right(range(1, self._stretch + 1), seconds, key=lambda n: cost.decode_s(n, batch, kv))
 
     def _appoint(self, until: float) -> None:
@@ -168,8 +203,8 @@ class Machine:
 
     def proceed(self, now: float) -> None:
         """Begin what comes next: prefills, or a stretch of steps. Weights that have arrived were swapped in by the shell."""
-        self._since = now
-        seconds = self._admit(now)
+        self._since, self._under_way = now, self.pace
+        seconds = self.pace * self._admit(now)
         if self._joining:
             self.state = "prefill"
             self._appoint(now + seconds)
@@ -180,7 +215,7 @@ class Machine:
             return
         self._stretch = self._next_stretch()
         self.state = "decode"
-        self._appoint(now + self.cost.decode_s(self._stretch, len(self.rows), self.kv))
+        self._appoint(now + self.pace * self.cost.decode_s(self._stretch, len(self.rows), self.kv))
 
     def _admit(self, now: float) -> float:
         """Take from the queue, in order, what fits; seconds of its prefill."""

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from msgspec import Struct, structs
 
 from libra.config import preflight
-from libra.config.schema import BucketConfig, Config, CostConfig, WorkloadConfig
+from libra.config.schema import BucketConfig, Config, CostConfig, TruthConfig, WorkloadConfig
 from libra.core.cost import EngineCost
 from libra.core.cost.move import publication_s
 from libra.core.cost.training import TrainLayout, layout_problems, train_memory
+from libra.core.learned import Learned
 from libra.errors import LibraError, PreflightError
 from libra.sim.source import Source, open_source
+from libra.telemetry import tree_file
+from libra.workload.truth import Truth
 
 NO_COST = (
     'cost: missing, expected [cost] with hardware = "a800-sxm4-80gb" and model = "qwen3-14b" (parts in configs/hardware and '
@@ -37,6 +40,10 @@ class Plan(Struct, frozen=True):
     replica: TrainLayout
     """One data-parallel replica of the trainer: what works on one slot group of a round."""
     source: Source
+    truth: Truth
+    """How the machines differ from their costs; not for the core."""
+    learned: Learned | None
+    """What scheduling starts from."""
 
     @property
     def rollout_devices(self) -> int:
@@ -81,7 +88,9 @@ def plan(config: Config) -> Plan:
         raise PreflightError(problems)
     source = open_source(complete, config.env)
     source.require_room(max(b.kv_tokens for b in buckets))
-    return Plan(complete, config.cost, config.env, tuple(costs), install_s, replica, source)
+    told = structs.replace(complete, truth=TruthConfig())  # what the core is built from knows nothing of the truth
+    learned = tree_file.start(complete)
+    return Plan(told, config.cost, config.env, tuple(costs), install_s, replica, source, Truth(config.truth), learned)
 
 
 def _replica(config: Config) -> TrainLayout:

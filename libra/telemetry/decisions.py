@@ -52,7 +52,9 @@ class Decisions:
         self._opened: dict[int, c.OpenTrajectory] = {}
         self._turns: dict[int, int] = {}
 
-    def of(self, t: float, commands: Sequence[c.Command], decided: Sequence[tuple[int, Decision]]) -> list[DecisionRecord]:
+    def of(
+        self, t: float, commands: Sequence[c.Command], decided: Sequence[tuple[int, Decision]]
+    ) -> list[DecisionRecord]:
         """`commands` and `decided` are what one event at `t` led to."""
         for command in commands:
             match command:

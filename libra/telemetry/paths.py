@@ -3,13 +3,12 @@
 A fold over events and commands, part of the tally: live run, replay and simulator tell the same.
 
 **Stragglers.** The trainer stood idle for the last `wait_s` before it opened a batch. Of the trajectories that ended meanwhile
-each held the step up from the end before it (or the beginning of the wait) until its own: these seconds sum up to the wait. Kept
-are the `A_BATCH` latest of a batch and the `OF_A_RUN` of a run that held their steps up longest. Memory is bounded by the
-trajectories of the batches in flight.
+each held the step up from the end before it (or the beginning of the wait) until its own: these seconds sum up to the wait.
+Kept are the `A_BATCH` latest of a batch, and the `OF_A_RUN` of a run that held their steps up longest. Memory is bounded by
+the trajectories of the batches in flight.
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct, field

@@ -3,8 +3,8 @@
     live run, simulation ──save──> causality.tree ──start(config)──> Core(config, learned=...)
                                         └ copied to causality-start.tree of the run that starts from it, for its replay
 
-One msgpack array, `TreeFile`; its format comes first for ever, and another one is refused by name. Written by write-then-rename:
-a reader sees the old file or the whole new one. Called by the controller, the command line and `replay`.
+One msgpack array, `TreeFile`; its format comes first for ever, and another one is refused by name. Written by
+write-then-rename: a reader sees the old file or the whole new one. Called by the controller, the command line and `replay`.
 """
 
 import os
@@ -57,7 +57,8 @@ def read(path: Path) -> TreeFile:
         raise ConfigError(str(path), ["is no saved tree; expected the causality.tree of a run"])
     if raw[1] != FORMAT:
         raise ConfigError(
-            str(path), [f"has tree format {raw[1]}, this code reads format {FORMAT}; use the code that wrote it ({raw[2]})"]
+            str(path),
+            [f"has tree format {raw[1]}, this code reads format {FORMAT}; use the code that wrote it ({raw[2]})"],
         )
     try:
         return msgspec.msgpack.decode(data, type=TreeFile)
@@ -71,7 +72,9 @@ def start(config: Config) -> Learned | None:
         return None
     path = find_tree(config)
     if path is None:
-        raise ConfigError(config.run.name, [f"scheduler.tree_from: got {config.scheduler.tree_from!r}, which is not there"])
+        raise ConfigError(
+            config.run.name, [f"scheduler.tree_from: got {config.scheduler.tree_from!r}, which is not there"]
+        )
     file = read(path)
     return carried_over(file.learned, tree_config(config.scheduler), file.tasks == tasks_of(config))
 

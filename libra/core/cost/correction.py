@@ -10,7 +10,7 @@ A kind is any stable name: "train", "decode/tp2", a bucket's name. Owned by the 
 
 from math import exp, isfinite, log
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 MAX_LOG = log(8.0)
 """One observation counts as at most 8 times too slow or too fast, and so does the factor: beyond it the model is wrong."""
@@ -26,6 +26,8 @@ class Kind(Struct, frozen=True):
     log_factor: float = 0.0
     log_error: float = 0.0
     """Mean absolute log residual left *after* correction, by the same slow average: 0.05 is about 5 %."""
+    log_error_before: float = 0.0
+    """The same *without* correction."""
     evidence: int = 0
     rejected: int = 0
 
@@ -56,15 +58,16 @@ class Correction:
         """Learn from one pair; False (and counted) where either is not a finite positive number."""
         old = self._kinds.get(kind, Kind())
         if not (isfinite(predicted_s) and isfinite(observed_s) and predicted_s > 0.0 and observed_s > 0.0):
-            self._kinds[kind] = Kind(old.log_factor, old.log_error, old.evidence, old.rejected + 1)
+            self._kinds[kind] = structs.replace(old, rejected=old.rejected + 1)
             return False
         residual = min(MAX_LOG, max(-MAX_LOG, log(observed_s) - log(predicted_s)))
         evidence = old.evidence + 1
         gain = max(self._rate, 1.0 / (evidence + self._prior))
-        miss = abs(residual - old.log_factor)
+        memory = max(self._rate, 1.0 / evidence)
         new = Kind(
             log_factor=old.log_factor + gain * (residual - old.log_factor),
-            log_error=old.log_error + max(self._rate, 1.0 / evidence) * (miss - old.log_error),
+            log_error=old.log_error + memory * (abs(residual - old.log_factor) - old.log_error),
+            log_error_before=old.log_error_before + memory * (abs(residual) - old.log_error_before),
             evidence=evidence,
             rejected=old.rejected,
         )

@@ -98,7 +98,7 @@ class Policy(ABC):
         """What it remembers beside the tree; `recall` takes it back."""
         return ()
 
-    def recall(self, memory: tuple[float, ...]) -> None:
+    def recall(self, memory: tuple[float, ...]) -> None:  # noqa: B027  # most remember nothing
         """Go on from what `memory` gave, in a policy that was just made."""
 
     @abstractmethod
