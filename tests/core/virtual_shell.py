@@ -13,6 +13,7 @@ from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
+from libra.core.learned import Learned
 
 SIGNALS: tuple[tuple[str, int, e.Status], ...] = (
     ("t", 3, "ok"),
@@ -37,9 +38,16 @@ class Episode:
 class VirtualShell:
     """`fail_rate`: share of episodes that end as failed; `kill_rate`: chance that an engine's role dies at a turn."""
 
-    def __init__(self, config: Config, seed: int = 0, fail_rate: float = 0.0, kill_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        seed: int = 0,
+        fail_rate: float = 0.0,
+        kill_rate: float = 0.0,
+        learned: Learned | None = None,
+    ) -> None:
         self.config = config
-        self.core = Core(config, oracle=self.residual_tokens)
+        self.core = Core(config, oracle=self.residual_tokens, learned=learned)
         self.random = random.Random(seed)
         self.fail_rate, self.kill_rate = fail_rate, kill_rate
         self.now = 0.0
