@@ -24,7 +24,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
 
     t: float
     traj: int
-    kind: c.Kind
+    group: c.Kind
     prompt: int
     sample: int
     turn: int
@@ -39,7 +39,7 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
         """For people."""
         what = f"engine {self.engine} ({self.bucket})" if self.engine >= 0 else f"waits for {self.waits_for}"
         costs = ", ".join(f"{x.engine} {x.bucket} {x.cost:.4g}" for x in self.candidates)
-        who = f"trajectory {self.traj} ({self.kind} {self.prompt}.{self.sample}) turn {self.turn}"
+        who = f"trajectory {self.traj} ({self.group} {self.prompt}.{self.sample}) turn {self.turn}"
         return f"{self.t:10.3f}  {who:<38}  {what}: {self.reason}" + (f"  [{costs}]" if costs else "")
 
 
@@ -76,7 +76,7 @@ class Decisions:
         return DecisionRecord(
             t=t,
             traj=traj,
-            kind=opened.kind,
+            group=opened.kind,
             prompt=opened.prompt,
             sample=opened.sample,
             turn=self._turns[traj],

@@ -1,7 +1,7 @@
 """Predicted against observed: a slow multiplicative factor for each engine kind.
 
-    residual = clamp(log(observed / predicted), +- MAX_LOG)
-    log_factor += gain x (residual - log_factor),     gain = max(rate, 1 / (evidence + prior))
+    surprise = clamp(log(observed / predicted) - log_factor, +- MAX_SURPRISE)
+    log_factor += gain x surprise, within +- MAX_LOG          gain = max(rate, 1 / (evidence + prior))
 
 The prior is a factor of 1 worth `prior` observations, so one odd turn moves little; later the factor follows with a memory
 of about 1 / rate observations. Predictions must be the *uncorrected* ones: a corrected prediction would chase itself.
@@ -12,8 +12,10 @@ from math import exp, isfinite, log
 
 from msgspec import Struct, structs
 
-MAX_LOG = log(8.0)
-"""One observation counts as at most 8 times too slow or too fast, and so does the factor: beyond it the model is wrong."""
+MAX_SURPRISE = log(8.0)
+"""One observation counts as at most 8 times slower or faster than expected: a stopped process is no slow one."""
+MAX_LOG = log(64.0)
+"""The factor stays within this: beyond it the model is wrong."""
 RATE = 0.02
 """Share of the newest residual once evidence is plenty: a memory of about 50 observations."""
 PRIOR = 8.0
@@ -60,13 +62,15 @@ class Correction:
         if not (isfinite(predicted_s) and isfinite(observed_s) and predicted_s > 0.0 and observed_s > 0.0):
             self._kinds[kind] = structs.replace(old, rejected=old.rejected + 1)
             return False
-        residual = min(MAX_LOG, max(-MAX_LOG, log(observed_s) - log(predicted_s)))
+        residual = log(observed_s) - log(predicted_s)
+        surprise = min(MAX_SURPRISE, max(-MAX_SURPRISE, residual - old.log_factor))
+        residual = old.log_factor + surprise
         evidence = old.evidence + 1
         gain = max(self._rate, 1.0 / (evidence + self._prior))
         memory = max(self._rate, 1.0 / evidence)
         new = Kind(
-            log_factor=old.log_factor + gain * (residual - old.log_factor),
-            log_error=old.log_error + memory * (abs(residual - old.log_factor) - old.log_error),
+            log_factor=min(MAX_LOG, max(-MAX_LOG, old.log_factor + gain * surprise)),
+            log_error=old.log_error + memory * (abs(surprise) - old.log_error),
             log_error_before=old.log_error_before + memory * (abs(residual) - old.log_error_before),
             evidence=evidence,
             rejected=old.rejected,
