@@ -72,7 +72,7 @@ class Plotter:
         colours |= {TRAINER: TRAINER_COLOUR, **OTHER_COLOURS}
         busy = share(history.rounds, end, ranks + 1)
         on_engine = share(history.turns, end, len(self._config.engine_buckets))
-        image = [[(1.0, 1.0, 1.0)] * COLUMNS for _ in range(ranks)]
+        image: list[list[tuple[float, ...]]] = [[(1.0, 1.0, 1.0)] * COLUMNS for _ in range(ranks)]
         roles = history.roles()
         for role in roles:
             engine = history.engine_of.get(role.who, -1)

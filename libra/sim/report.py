@@ -135,7 +135,7 @@ class Recorder:
             longest_alone_s=longest_s,
             bound_s=bound_s,
             makespan_over_bound=makespan_s / bound_s if bound_s else 0.0,
-            pace={name: self._pace(name, kind) for name, kind in kinds.items()},
+            pace={b.name: self._pace(b.name, kinds[b.name]) for b in config.bucket if b.name in kinds},
         )
 
     def _pace(self, bucket: str, kind: Kind) -> Pace:
