@@ -21,19 +21,29 @@ QUICK = [
     "--eval.tasks=8",
 ]
 """A run that is small in every way but has every part."""
-ONE_EACH = ["--allocation.trainer=1", "--bucket.0.engines=1"]
+QUICKSTART = REPOSITORY / "configs" / "quickstart.toml"
+ONE_EACH = Path(__file__).parent / "one_each.toml"
+"""Configurations: the main job's, and that with one trainer and one engine."""
 POLL_S = 0.05
 
 
 class Launched:
     """`libra run` in a process of its own. `deadline_s` bounds every wait."""
 
-    def __init__(self, tmp_path: Path, cache: Path, *options: str, deadline_s: float = 100.0) -> None:
-        self.run_dir = tmp_path / "runs" / "job"
+    def __init__(
+        self,
+        tmp_path: Path,
+        cache: Path,
+        *options: str,
+        config: Path = QUICKSTART,
+        name: str = "job",
+        deadline_s: float = 100.0,
+    ) -> None:
+        self.run_dir = tmp_path / "runs" / name
         self.deadline_s = deadline_s
         command = [
-            *(sys.executable, "-m", "libra.cli", "run", str(REPOSITORY / "configs/quickstart.toml")),
-            *("--name", "job", f"--run.directory={tmp_path / 'runs'}", f"--warm_start.cache={cache}", *QUICK, *options),
+            *(sys.executable, "-m", "libra.cli", "run", str(config)),
+            *("--name", name, f"--run.directory={tmp_path / 'runs'}", f"--warm_start.cache={cache}", *QUICK, *options),
         ]
         self.output = tmp_path / "output.txt"
         with self.output.open("wb") as out:
