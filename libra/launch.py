@@ -28,6 +28,7 @@ def main() -> int:
     from libra.config.rundir import claim, resolve
     from libra.controller.main import main as control
     from libra.sim.plan import plan
+    from libra.telemetry import tree_file
 
     args = parse_run(sys.argv[1:])
     try:
@@ -35,8 +36,9 @@ def main() -> int:
         preflight.check(resolved.config, world_size, source=args.config)
         if resolved.config.emulated:
             plan(resolved.config)
+        learned = tree_file.start(resolved.config)
         claim(resolved)
-        return control(resolved.config, resolved.run_dir)
+        return control(resolved.config, resolved.run_dir, learned)
     except (ConfigError, PreflightError) as e:
         print(f"libra: {e}", file=sys.stderr)
         return 2

@@ -146,12 +146,22 @@ class Undo:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Feed a run's journal to a fresh core: it must give the same commands."""
+    """Feed a run's journal to a fresh core: it must give the same commands, and can say why it gave them."""
 
     run: _Run
     """A name under ./runs, or a path."""
     check: bool = False
     """Compare with the journalled commands, and fail where they differ."""
+    decisions: bool = False
+    """Print where each turn went, or what it waited for, with the reason and what the candidates would have cost."""
+    traj: Annotated[int | None, arg(metavar="N")] = None
+    """Of this trajectory only."""
+    stragglers: bool = False
+    """Print the trajectories that held each step up."""
+    plots: Annotated[str | None, arg(metavar="DIR")] = None
+    """Draw engines, roles and residual lengths over time into this directory."""
+    json: bool = False
+    """JSON lines, for programs; the last one is the result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +183,9 @@ class Simulate:
     json: bool = False
     """One JSON object, for programs."""
     plots: Annotated[str | None, arg(metavar="DIR")] = None
-    """Draw the engines over time and the residual lengths into this directory."""
+    """Draw engines, roles and residual lengths over time into this directory."""
+    save_tree: Annotated[str | None, arg(metavar="FILE")] = None
+    """Write what the scheduling has learnt: another run starts from it by --scheduler.tree_from FILE."""
     overrides: Suppress[tuple[str, ...]] = ()
 
     def all_overrides(self) -> tuple[str, ...]:

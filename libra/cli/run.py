@@ -22,6 +22,7 @@ from libra.config import Config, dump, preflight
 from libra.config.rundir import LOG_DIRECTORY, RUN_DIR_ENV, Resolved, resolve
 from libra.errors import PreflightError
 from libra.sim.plan import plan
+from libra.telemetry import tree_file
 
 LAUNCH_MODULE = "libra.launch"
 STOP_MARGIN_S = 30
@@ -38,6 +39,7 @@ def run(args: Run) -> int:
     preflight.check(resolved.config, source=args.config)
     if resolved.config.emulated:
         plan(resolved.config)
+    tree_file.start(resolved.config)  # can it be read?
     if args.dry_run:
         print(dump(resolved.config), end="")
         return 0

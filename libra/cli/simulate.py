@@ -12,15 +12,19 @@ from libra.config import Config, load
 from libra.config.schema import WorkloadConfig
 from libra.sim.plan import plan
 from libra.sim.plots import Plotter
-from libra.sim.report import SimReport
+from libra.sim.report import Pace, SimReport
 from libra.sim.shell import Simulation
+from libra.telemetry import tree_file
 
 
 def simulate(args: Simulate) -> int:
     """Exit code 0, or 1 where the simulated run itself failed."""
     prepared = plan(simulated(args.config, args.all_overrides(), args.trace))
     plotter = Plotter(prepared.config) if args.plots else None
-    report = Simulation(prepared, plotter.watch if plotter else None).run()
+    simulation = Simulation(prepared, plotter.watch if plotter else None)
+    report = simulation.run()
+    if args.save_tree:
+        tree_file.write(Path(args.save_tree), prepared.config, simulation.core.learned())
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
@@ -59,10 +63,18 @@ def lines(report: SimReport) -> list[str]:
         "trainer": f"busy {r.trainer_busy_s:,.1f} s, waiting for a batch {r.tail_wait_s:,.1f} s",
         "kv": f"{r.kv_preemptions:,} pre-emptions, {r.recomputed_tokens:,} tokens recomputed, {r.reused_tokens:,} reused",
         "lag": "nothing was trained" if r.lag_max is None else f"at most {r.lag_max}, mean {r.lag_mean}",
+        "pace": "  ".join(_pace(name, pace) for name, pace in r.pace.items()) or "no turn has ended",
         "reward": f"{r.reward_last}; {r.dropped_groups} groups without signal",
     }  # fmt: skip
     width = max(len(name) for name in shown)
     return [f"{name:<{width}}  {text}" for name, text in shown.items()]
+
+
+def _pace(bucket: str, p: Pace) -> str:
+    """Learnt factor, the truth, and the error of predictions without and with it."""
+    return (
+        f"{bucket} x{p.factor:.2f} (truth x{p.truth:.2f}; off by {p.error_before:.0%}, corrected {p.error_after:.0%})"
+    )
 
 
 def _seconds(stages: Mapping[str, float]) -> str:

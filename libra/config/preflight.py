@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from libra.config.schema import NO_TASKS, Config, WorkloadConfig
+from libra.config.rundir import TREE_FILE, find_tree
+from libra.config.schema import NO_TASKS, Config, TruthConfig, WorkloadConfig
 from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
@@ -37,7 +38,7 @@ def check(
         problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
         problems += [*_engines(config), *_shapes(config), *_env(config)]
-    problems += [*_scheduler(config, live), *_batches(config), *_deadlines(config)]
+    problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]
     if problems:
@@ -93,6 +94,8 @@ def _live(config: Config) -> Iterator[str]:
             yield f"bucket.{i}.kv_tokens: got 0, expected 1 or more: only emulated engines take it from the cost model"
     if config.emulation.speed != 1 and not config.emulated:
         yield f"emulation.speed: got {config.emulation.speed:g}, expected 1: real tasks on real devices take real seconds"
+    if config.truth != TruthConfig() and not config.emulated:
+        yield "truth: got a table, expected none: real engines have a truth of their own; use libra simulate"
 
 
 def _engines(config: Config) -> Iterator[str]:
@@ -126,11 +129,22 @@ def _scheduler(config: Config, live: bool) -> Iterator[str]:
     thresholds = scheduler.thresholds_tokens
     if any(a >= b for a, b in pairwise(thresholds)):
         yield f"scheduler.thresholds_tokens: got {list(thresholds)}, expected ascending lengths"
+    if scheduler.tree_from and find_tree(config) is None:
+        yield (
+            f"scheduler.tree_from: got {scheduler.tree_from!r}, expected a saved tree, a run's directory that holds a "
+            f"{TREE_FILE}, or a run's name in {config.run.directory}/: neither is there"
+        )
     if scheduler.small_tokens >= scheduler.medium_tokens:
         yield (
             f"scheduler.small_tokens: got {scheduler.small_tokens}, expected less than scheduler.medium_tokens = "
             f"{scheduler.medium_tokens}"
         )
+
+
+def _truth(config: Config) -> Iterator[str]:
+    engines = sum(b.engines for b in config.bucket)
+    if config.truth.slow_engine >= engines:
+        yield f"truth.slow_engine: got {config.truth.slow_engine}, expected -1 (none) or an engine, 0 to {engines - 1}"
 
 
 def _shapes(config: Config) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Where a run lands: `runs/NAME/`, who claims it, and whether its controller still lives.
 
-    runs/NAME/  config.toml  pid  journal  metrics.jsonl  logs/  summary.json  reward.png
+    runs/NAME/  config.toml  pid  journal  metrics.jsonl  logs/  causality.tree  summary.json  reward.png
 
 Invariant: a directory belongs to one run for good; it is made by one `mkdir` that fails where it exists. The pid file also
 holds the process's start time and host, so a pid that the system gave to somebody else is never signalled.
@@ -25,6 +25,10 @@ RUN_DIR_ENV = "LIBRA_RUN_DIR"
 CONFIG_FILE = "config.toml"
 PID_FILE = "pid"
 LOG_DIRECTORY = "logs"
+TREE_FILE = "causality.tree"
+"""What the run's scheduling has learnt."""
+TREE_START_FILE = "causality-start.tree"
+"""What it had to start from, where `scheduler.tree_from` names something."""
 
 
 class Resolved(Struct, frozen=True):
@@ -60,6 +64,13 @@ def resolve(path: str | Path, overrides: Sequence[str] = (), environ: Mapping[st
             raise PreflightError([_taken(run_dir)])
     run = msgspec.structs.replace(config.run, name=run_dir.name)
     return Resolved(msgspec.structs.replace(config, run=run), run_dir)
+
+
+def find_tree(config: Config) -> Path | None:
+    """The saved tree that `scheduler.tree_from` names: a file, a run's directory, or a run's name. None where there is none."""
+    given = Path(config.scheduler.tree_from)
+    places = (given, given / TREE_FILE, Path(config.run.directory) / given / TREE_FILE)
+    return next((p for p in places if p.is_file()), None)
 
 
 def claim(resolved: Resolved) -> None:

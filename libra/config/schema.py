@@ -100,6 +100,8 @@ class CausalityConfig(_Table, frozen=True):
     """Visits at which a node speaks for half of what it is asked."""
     max_nodes: Annotated[int, Meta(ge=16)] = 20_000
     """Beyond, the least useful go; 0.7 KB a node after one visit, 12 KB at most."""
+    save_steps: PosInt = 20
+    """The run's directory gets the tree after each so many batches, and at the end."""
 
 
 class SchedulerConfig(_Table, frozen=True):
@@ -132,6 +134,8 @@ class SchedulerConfig(_Table, frozen=True):
     family: str = ""
     """Under what name trajectories teach the tree beside their prompt's own; empty: the environment's name."""
     tree: CausalityConfig = CausalityConfig()
+    tree_from: str = ""
+    """Start from what an earlier run has learnt: its name, its directory, or a `causality.tree`. Empty: from nothing."""
 
 
 class CostConfig(_Table, frozen=True):
@@ -422,6 +426,11 @@ class Config(_Table, frozen=True):
         if self.rollout.max_lag is not None:
             return self.rollout.max_lag
         return {"async": 2, "one-step-off": 1, "sync": 0}[self.run.mode]
+
+    @property
+    def engine_buckets(self) -> tuple[str, ...]:
+        """The name of each engine's bucket, by the engine's id."""
+        return tuple(b.name for b in self.bucket for _ in range(b.engines))
 
     @property
     def devices(self) -> int:

@@ -17,6 +17,7 @@ from secrets import token_hex
 import anyio
 import anyio.abc
 
+from libra.config.rundir import TREE_START_FILE
 from libra.config.schema import Config
 from libra.controller.clock import Clock
 from libra.controller.control import viewers_group
@@ -26,6 +27,9 @@ from libra.controller.shell import Shell
 from libra.controller.world import world_of
 from libra.core import commands as c
 from libra.core import events as e
+from libra.core.coordinator import Core
+from libra.core.learned import Learned
+from libra.telemetry import tree_file
 from libra.telemetry.display import open_display
 from libra.telemetry.journal import DIRECTORY, Head, JournalWriter
 from libra.telemetry.logs import CONTROLLER, RunLog
@@ -43,18 +47,23 @@ NOW_S = 2.0
 
 
 class Controller:
-    def __init__(self, config: Config, run_dir: Path) -> None:
+    """`learned`: what scheduling starts from."""
+
+    def __init__(self, config: Config, run_dir: Path, learned: Learned | None) -> None:
         self.world = world_of(config)
         self.config = self.world.config
         self.run_dir = run_dir
+        self.learned = learned
         self._hurry = False
 
     async def run(self) -> int:
         """The whole run; 0 when it ended well or was stopped in good order, 1 when something broke."""
         config, run_dir = self.config, self.run_dir
+        if self.learned is not None:
+            tree_file.write(run_dir / TREE_START_FILE, self.world.core_config, self.learned)
         private = PrivateDirectory(viewers_group(config))
         meeting = Meeting(str(private.path / "controller.sock"), token_hex(32), token_hex(8))
-        tally = Tally(config.run.name, config.run.mode, config.run.seed)
+        tally = Tally.of(config)
         journal = JournalWriter(run_dir / DIRECTORY, Head.of(self.world.core_config, meeting.incarnation))
         metrics = MetricsWriter(run_dir / METRICS_FILE)
         clock = Clock(config.emulation.speed)
@@ -63,7 +72,8 @@ class Controller:
                 try:
                     async with self.world.running(), anyio.create_task_group() as tasks:
                         screen = Screen(config, display, log, metrics, tally)
-                        shell = Shell(self.world, run_dir, meeting, journal, tally, screen, tasks, clock)
+                        core = Core(self.world.core_config, learned=self.learned)
+                        shell = Shell(core, self.world, run_dir, meeting, journal, tally, screen, tasks, clock)
                         server = Server(meeting, shell.serve, welcome(config))
                         listener = await anyio.create_unix_listener(meeting.address, mode=0o600)
                         tasks.start_soon(self._signals, shell)
@@ -75,6 +85,7 @@ class Controller:
                         announce(meeting, meeting_file())
                         await shell.finished.wait()
                         await self._stop_roles(shell)
+                        await shell.save_tree()
                         tasks.cancel_scope.cancel()
                 except Exception as x:  # a fault of ours: the summary and the log must still tell what happened
                     log.error(traceback.format_exc())
@@ -122,7 +133,7 @@ def _first_cause(x: BaseException) -> str:
     return f"{type(x).__name__}: {x}"
 
 
-def main(config: Config, run_dir: Path) -> int:
+def main(config: Config, run_dir: Path, learned: Learned | None = None) -> int:
     """Run the controller in this process; returns its exit code."""
     die_with_parent()
-    return anyio.run(Controller(config, run_dir).run)
+    return anyio.run(Controller(config, run_dir, learned).run)

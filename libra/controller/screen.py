@@ -51,6 +51,8 @@ class Screen:
                 self.report(command.level, command.what)
             case c.BatchConsumed():
                 self._consumed_at.append(now)
+                for straggler in self._tally.paths.latest:
+                    self._metrics.straggler(now, straggler)
             case c.Evaluated(kind=kind, tasks=tasks, failed=failed, reward=reward, version=version):
                 when = "before" if kind == "eval_start" else "after"
                 lost = f", {failed} failed" if failed else ""
@@ -137,4 +139,7 @@ class Screen:
             engine_running=tuple(row.running for row in view.engines),
             engine_waiting=tuple(row.waiting for row in view.engines),
             engine_kv=tuple(round(row.kv, 4) for row in view.engines),
+            turns_by_bucket=dict(self._tally.paths.turns_by_bucket),
+            bucket_moves=self._tally.paths.bucket_moves,
+            cost_factor={name: round(kind.factor, 4) for name, kind in core.placement.correction.kinds().items()},
         )

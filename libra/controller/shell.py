@@ -12,6 +12,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from libra.config.rundir import TREE_FILE
 from libra.controller.clock import Clock
 from libra.controller.control import ControlRoom
 from libra.controller.links import Link
@@ -23,6 +24,7 @@ from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
 from libra.errors import WireError
+from libra.telemetry import tree_file
 from libra.telemetry.journal import JournalWriter
 from libra.telemetry.summary import Tally
 from libra.wire import messages as m
@@ -36,6 +38,7 @@ KILL_GRACE_S = 2.0
 class Shell:
     def __init__(
         self,
+        core: Core,
         world: World,
         run_dir: Path,
         meeting: Meeting,
@@ -46,7 +49,7 @@ class Shell:
         clock: Clock,
     ) -> None:
         self.config = config = world.config
-        self.core = Core(world.core_config)
+        self.core = core
         self.clock = clock
         self.control = ControlRoom(
             self.core, screen, lambda rank: self.monitor.watched(rank), clock, meeting.incarnation, screen.log
@@ -71,6 +74,7 @@ class Shell:
         self._sources: dict[int, str] = {}
         """Core rank -> address of its publisher."""
         self._complaints: dict[int, str] = {}
+        self._saving = anyio.Lock()
 
     # --- commands
 
@@ -107,7 +111,11 @@ class Shell:
                 self._to_roles(ranks, m.StartWarm(seq))
             case c.SetTimer(seq=seq, at=at):
                 self._tasks.start_soon(self._timer, seq, at)
-            case c.Report() | c.BatchConsumed() | c.Evaluated():
+            case c.BatchConsumed(batch=batch):
+                self._screen.command(self.clock(), command)
+                if (batch + 1) % self.config.scheduler.tree.save_steps == 0:
+                    self._tasks.start_soon(self.save_tree)
+            case c.Report() | c.Evaluated():
                 self._screen.command(self.clock(), command)
             case c.FinishRun():
                 self.finish = command
@@ -182,6 +190,16 @@ class Shell:
     def _noticed(self, event: e.RoleStalled) -> None:
         """The monitor watches by real seconds."""
         self.runtime.post(msgspec.structs.replace(event, t=self.clock()))
+
+    async def save_tree(self) -> None:
+        """Write what scheduling has learnt; a disk that refuses costs this file, never the run."""
+        async with self._saving:
+            try:
+                await anyio.to_thread.run_sync(
+                    tree_file.write, self._run_dir / TREE_FILE, self.config, self.core.learned()
+                )
+            except OSError as x:
+                self._screen.report("warning", f"{TREE_FILE} was not written: {x}")
 
     # --- links
 

@@ -48,13 +48,14 @@ from libra.core.events import (
 )
 from libra.core.fleet import Engine, Fleet, Unit
 from libra.core.handover import Handover, Move
+from libra.core.learned import Learned
 from libra.core.learner import Learner
 from libra.core.lifecycle import Lifecycle
 from libra.core.outbox import Outbox
 from libra.core.placement import Placement
 from libra.core.publication import Publication
 from libra.core.rollout import Rollout
-from libra.core.scheduler.policy import Foresight
+from libra.core.scheduler.policy import Decision, Foresight
 from libra.core.trajectory import Group
 from libra.errors import CoreError
 
@@ -65,9 +66,10 @@ class Core:
     """Decisions of one run. `handle` never blocks; times are seconds since the run began.
 
     `oracle` tells a trajectory's true residual output tokens by its id: a simulator's, for the policy of that name.
+    `learned` is what scheduling starts from; None: from nothing.
     """
 
-    def __init__(self, config: Config, oracle: Foresight | None = None) -> None:
+    def __init__(self, config: Config, oracle: Foresight | None = None, learned: Learned | None = None) -> None:
         self.config = config
         self.phase: Phase = "starting"
         self.out = Outbox()
@@ -77,7 +79,7 @@ class Core:
         )
         self.lifecycle = Lifecycle(self.fleet, self.out, config.deadline, self._unit_down, self._fatal)
         self.publication = Publication(self.fleet, self.out, config.deadline, self.lifecycle.fail)
-        self.placement = Placement(config, self.fleet, oracle)
+        self.placement = Placement(config, self.fleet, oracle, learned)
         self.rollout = Rollout(self.fleet, self.out, config, self.placement, self._floor, self._group_done)
         self.learner = Learner(
             config,
@@ -108,6 +110,7 @@ class Core:
             )
         self.out.now = event.t
         self.elastic.look(*self.placement.index.at_work())
+        self.placement.decided.clear()
         if self.phase != "ended":
             self._dispatch(event)
             self._advance()
@@ -161,6 +164,15 @@ class Core:
                 self.elastic.order(e, ready=self.publication.newest >= 0)
             case _:
                 assert_never(e)
+
+    @property
+    def decided(self) -> list[tuple[int, Decision]]:
+        """(trajectory, decision) that the last event led to, in order; good until the next one."""
+        return self.placement.decided
+
+    def learned(self) -> Learned:
+        """What scheduling has learnt so far: to be saved. Nothing changes by asking."""
+        return self.placement.learned()
 
     # --- what has become possible
 

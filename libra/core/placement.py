@@ -12,11 +12,12 @@ most once a tool return. Called by `rollout` alone.
 from dataclasses import dataclass
 from math import ceil
 
-from libra.config.schema import Config
-from libra.core.causality import CausalityTree, Residual, TreeConfig
+from libra.config.schema import Config, SchedulerConfig
+from libra.core.causality import CausalityTree, Residual, TreeConfig, restore, save
 from libra.core.cost.correction import Correction
 from libra.core.events import ToolReturned
 from libra.core.fleet import Engine, Fleet
+from libra.core.learned import Learned
 from libra.core.scheduler import PAPERS, make
 from libra.core.scheduler.index import EngineIndex
 from libra.core.scheduler.load import NOTHING, RoomTaken
@@ -25,9 +26,16 @@ from libra.core.scheduler.seats import Seats
 from libra.core.scheduler.shape import Shape, shapes_of
 from libra.core.signal import SizeClasses, signal_of
 from libra.core.trajectory import Trajectory
+from libra.errors import CoreError
 
 TURN_RATE = 0.01
 """Weight of the newest turn in a bucket's mean turn length."""
+
+
+def tree_config(scheduler: SchedulerConfig) -> TreeConfig:
+    """The tree that a policy learns."""
+    decay = 1.0 if scheduler.policy in PAPERS else scheduler.tree.decay
+    return TreeConfig(decay=decay, pseudo_count=scheduler.tree.pseudo_count, max_nodes=scheduler.tree.max_nodes)
 
 
 @dataclass(slots=True)
@@ -49,20 +57,25 @@ class Route:
 
 
 class Placement:
-    def __init__(self, config: Config, fleet: Fleet, foresight: Foresight | None = None) -> None:
+    """`learned` is what an earlier core knew; its tree must be of this configuration."""
+
+    def __init__(
+        self, config: Config, fleet: Fleet, foresight: Foresight | None = None, learned: Learned | None = None
+    ) -> None:
         scheduler = config.scheduler
         self.fleet = fleet
         self.shapes: list[Shape] = shapes_of(config)
-        decay = 1.0 if scheduler.policy in PAPERS else scheduler.tree.decay
-        self.tree = CausalityTree(
-            TreeConfig(decay=decay, pseudo_count=scheduler.tree.pseudo_count, max_nodes=scheduler.tree.max_nodes)
-        )
+        self.tree = CausalityTree(tree_config(scheduler)) if learned is None else restore(learned.tree)
+        if self.tree.config != tree_config(scheduler):
+            raise CoreError(f"got a tree of {self.tree.config}, expected {tree_config(scheduler)}: carry it over first")
         self.seats = Seats()
         self.policy = make(scheduler, self.shapes, self.tree, self.seats, foresight)
-        self.correction = Correction()
+        self.correction = Correction(kinds=learned.kinds if learned else None)
         """Observed against predicted seconds of turns, by bucket name."""
         self.decisions: dict[int, Decision] = {}
         """The last decision about each live trajectory."""
+        self.decided: list[tuple[int, Decision]] = []
+        """(trajectory, decision) since the core was last told something: where a turn goes, or what it begins to wait for."""
         self.index = EngineIndex((), len(self.shapes))
         for engine in fleet.engines.values():
             self.engine_added(engine)
@@ -71,6 +84,20 @@ class Placement:
         self._reserve_share = scheduler.reserve_share
         self._largest = max(b.kv_tokens for b in config.bucket)
         self._routes: dict[int, Route] = {}
+        if learned is not None:
+            self.policy.recall(learned.memory)
+            for shape in self.shapes:
+                shape.factor = self.correction.factor(shape.name)
+                shape.turn_tokens = learned.turn_tokens.get(shape.name, shape.turn_tokens)
+
+    def learned(self) -> Learned:
+        """A snapshot of what is known; nothing here changes by it."""
+        return Learned(
+            tree=save(self.tree),
+            kinds=self.correction.kinds(),
+            turn_tokens={shape.name: shape.turn_tokens for shape in self.shapes},
+            memory=self.policy.memory(),
+        )
 
     # --- engines
 
@@ -176,7 +203,10 @@ class Placement:
         if decision.wait_for is not None and not self.index.serves(decision.wait_for, whole, floor):
             turn.may_wait = False
             decision = self.policy.choose(turn, offer)
+        before = self.decisions.get(traj.id)
         self.decisions[traj.id] = decision
+        if decision.wait_for is None or before is None or decision.wait_for != before.wait_for:
+            self.decided.append((traj.id, decision))
         return decision
 
     def serves(self, target: Target, traj: Trajectory, floor: int) -> bool:

@@ -13,9 +13,11 @@ from libra.config import preflight
 from libra.config.schema import BucketConfig, Config, CostConfig, TruthConfig, WorkloadConfig
 from libra.core.cost import EngineCost
 from libra.core.cost.training import TrainLayout, layout_problems, train_memory
+from libra.core.learned import Learned
 from libra.errors import LibraError, PreflightError
 from libra.sim.seconds import install_s, replica_of
 from libra.sim.source import Source, open_source
+from libra.telemetry import tree_file
 from libra.workload.truth import Truth
 
 NO_COST = (
@@ -41,6 +43,8 @@ class Plan(Struct, frozen=True):
     source: Source
     truth: Truth
     """How the machines differ from their costs; not for the core."""
+    learned: Learned | None
+    """What scheduling starts from."""
 
     @property
     def rollout_devices(self) -> int:
@@ -86,7 +90,8 @@ def plan(config: Config) -> Plan:
     source = open_source(complete, config.env)
     source.require_room(max(b.kv_tokens for b in buckets))
     told = structs.replace(complete, truth=TruthConfig())  # what the core is built from knows nothing of the truth
-    return Plan(told, config.cost, config.env, tuple(costs), seconds, replica, source, Truth(config.truth))
+    learned = tree_file.start(complete)
+    return Plan(told, config.cost, config.env, tuple(costs), seconds, replica, source, Truth(config.truth), learned)
 
 
 def _trainer(config: Config, cost: CostConfig, replica: TrainLayout) -> Iterator[str]:

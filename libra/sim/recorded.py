@@ -13,9 +13,9 @@ from msgspec import Struct
 from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
-from libra.core.coordinator import Core
 from libra.errors import ConfigError, JournalError
 from libra.telemetry.journal import DIRECTORY, JournalReader
+from libra.telemetry.replay import core_of
 from libra.workload.trace import TraceTrajectory, TraceTurn
 
 
@@ -40,7 +40,7 @@ def read_run(run_dir: Path) -> list[TraceTrajectory]:
         )
     reader = JournalReader(run_dir / DIRECTORY)
     try:
-        core = Core(msgspec.json.decode(reader.head.config, type=Config))
+        core = core_of(run_dir, msgspec.json.decode(reader.head.config, type=Config))
     except (msgspec.ValidationError, msgspec.DecodeError) as x:
         raise JournalError(f"{run_dir / DIRECTORY}: its configuration does not fit this code's schema: {x}") from x
     importer = _Importer()

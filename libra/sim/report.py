@@ -5,11 +5,13 @@ seconds by stage of every training trajectory, and when each batch's trajectorie
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
+from libra.core.cost.correction import Kind
 from libra.sim.bound import Bound
 from libra.sim.machine import Machine
 from libra.telemetry.summary import Summary, Tally
@@ -20,6 +22,21 @@ if TYPE_CHECKING:
 STAGES = ("waiting", "engine_queue", "prefill", "decode", "tool", "ready", "training")
 LAST_SHARE = 0.1
 """The slowest tenth of a batch is its tail."""
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """Observed against predicted seconds of a bucket's turns: what the core's correction made of it."""
+
+    factor: float
+    """Observed over predicted seconds, as learnt."""
+    truth: float
+    """Mean of the hidden truth over the bucket's engines; the core does not know it. `factor` has in it as well what the
+    prediction of a turn leaves out: the queue on the engine, prefills of others, batches that grow."""
+    error_before: float
+    """Mean absolute logarithm of observed over predicted seconds, uncorrected, over about the last 50 turns: 0.05 is 5 %."""
+    error_after: float
+    """The same, corrected."""
+    turns: int
 
 
 class SimReport(Summary, frozen=True, kw_only=True):
@@ -56,6 +73,8 @@ class SimReport(Summary, frozen=True, kw_only=True):
     longest_alone_s: float
     bound_s: float
     makespan_over_bound: float
+    pace: dict[str, Pace]
+    """By bucket; those that had turns."""
 
 
 class Recorder:
@@ -63,7 +82,7 @@ class Recorder:
 
     def __init__(self, plan: "Plan") -> None:
         config = plan.config
-        self.tally = Tally(config.run.name, config.run.mode, config.run.seed)
+        self.tally = Tally.of(config)
         self.bound = Bound(plan.cost, plan.engines, config.bucket)
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.ended = 0
@@ -86,7 +105,7 @@ class Recorder:
         for name, seconds in zip(STAGES, stages, strict=False):
             self.stage_s[name] += seconds
 
-    def report(self, machines: Sequence[Machine], now: float) -> SimReport:
+    def report(self, machines: Sequence[Machine], kinds: Mapping[str, Kind], now: float) -> SimReport:
         config = self._plan.config
         start = min(self.first_turn_s, self.last_end_s)
         makespan_s = self.last_end_s - start
@@ -116,6 +135,18 @@ class Recorder:
             longest_alone_s=longest_s,
             bound_s=bound_s,
             makespan_over_bound=makespan_s / bound_s if bound_s else 0.0,
+            pace={b.name: self._pace(b.name, kinds[b.name]) for b in config.bucket if b.name in kinds},
+        )
+
+    def _pace(self, bucket: str, kind: Kind) -> Pace:
+        truth = self._plan.truth
+        real = [truth.engine(id) for id, name in enumerate(self._plan.config.engine_buckets) if name == bucket]
+        return Pace(
+            factor=kind.factor,
+            truth=sum(real) / len(real),
+            error_before=kind.log_error_before,
+            error_after=kind.log_error,
+            turns=kind.evidence,
         )
 
     def _batch_times(self) -> tuple[float | None, float | None]:
@@ -133,7 +164,7 @@ class Recorder:
     def _utilisation(self, machines: Sequence[Machine], rollout_s: float, run_s: float) -> dict[str, float]:
         busy = dict.fromkeys((b.name for b in self._plan.config.bucket), 0.0)
         buckets = self._plan.config.bucket
-        names = [b.name for b in buckets for _ in range(b.engines)]
+        names = self._plan.config.engine_buckets
         for machine in machines:
             busy[names[machine.id]] += machine.cost.tp * (machine.decode_s + machine.prefill_s)
         shares = {"rollout": sum(busy.values()) / (self._plan.rollout_devices * rollout_s) if rollout_s > 0 else 0.0}

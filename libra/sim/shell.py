@@ -3,7 +3,8 @@
     heap ──(earliest)──> an event ──> core ──> commands ──> carry_out ──> machines, tools, trainer ──> heap
                          an engine's appointment ──> settle ──> events ──> core ... ──> proceed
 
-One at a time, to the end, before the next. No randomness and no clock: everything that is drawn comes from the plan's source.
+One at a time, to the end, before the next. No randomness and no clock: everything that is drawn comes from the plan's source
+and its hidden truth, which the core is never told.
 What must hold in any run is checked on the way and is a CoreError: KV room and batch as reserved, no trajectory in two
 places, no turn on an engine without weights, no token that trains older than the lag allows. `watch(event, commands)` sees
 everything that passes, in order: a journal, say.
@@ -17,6 +18,7 @@ from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
+from libra.core.learned import Learned
 from libra.errors import CoreError
 from libra.sim.machine import NEVER, Machine, Row
 from libra.sim.plan import Plan, plan
@@ -32,9 +34,9 @@ Oracle = Callable[[int], int]
 Watch = Callable[[e.AnyEvent, Sequence[c.Command]], None]
 
 
-def make_core(config: Config, oracle: Oracle) -> Core:
-    """The live job's core; `oracle` is for the policy that may know the truth."""
-    return Core(config, oracle)
+def make_core(config: Config, oracle: Oracle, learned: Learned | None) -> Core:
+    """The live job's core; `oracle` is for the policy that may know how long trajectories are."""
+    return Core(config, oracle, learned)
 
 
 class Episode:
@@ -81,13 +83,14 @@ class Simulation:
         self,
         prepared: Plan,
         watch: Watch | None = None,
-        make_core: Callable[[Config, Oracle], Core] = make_core,
+        make_core: Callable[[Config, Oracle, Learned | None], Core] = make_core,
     ) -> None:
         config = prepared.config
         self.plan = prepared
         self.config = config
         self.workload = prepared.workload
-        self.core = make_core(config, self.still_to_sample)
+        self.core = make_core(config, self.still_to_sample, prepared.learned)
+        self.truth = None if prepared.truth.is_plain else prepared.truth
         self.recorder = Recorder(prepared)
         self.now = 0.0
         self.finish: c.FinishRun | None = None
@@ -130,7 +133,7 @@ class Simulation:
         return self.report()
 
     def report(self) -> SimReport:
-        return self.recorder.report([*self._gone, *self._machines], self.now)
+        return self.recorder.report([*self._gone, *self._machines], self.core.placement.correction.kinds(), self.now)
 
     # --- the heap
 
@@ -303,6 +306,8 @@ class Simulation:
             cmd, version, seconds = install
             machine.version, machine.install = version, None
             self._feed(e.WeightsInstalled(self.now, cmd, machine.id, version, seconds))
+        if self.truth is not None:
+            machine.pace = self.truth.pace(machine.id, self.now)
         machine.proceed(self.now)
         self._appointment(machine)
 
@@ -339,7 +344,10 @@ class Simulation:
             told = self._tell(episode)
             self._at(now, e.ToolReturned(now, seq, traj, CONTINUE, "ok", 0, 0.0, episode.context, told))
             return
-        t = now + turn.tool_s
+        tool_s = turn.tool_s
+        if self.truth is not None:
+            tool_s *= self.truth.tool(episode.kind, episode.prompt, episode.sample, episode.batch, episode.turn)
+        t = now + tool_s
         episode.turn += 1
         if episode.turn == len(episode.turns):
             worth = reward(self.config.run.seed, episode.kind, episode.prompt, episode.sample, episode.batch)
@@ -349,7 +357,7 @@ class Simulation:
         episode.context += turn.observed_tokens
         told = self._tell(episode)
         observed = turn.observed_tokens
-        self._at(t, e.ToolReturned(t, seq, traj, turn.tool, turn.status, observed, turn.tool_s, episode.context, told))
+        self._at(t, e.ToolReturned(t, seq, traj, turn.tool, turn.status, observed, tool_s, episode.context, told))
 
     def _ended(self, event: e.EpisodeEnded) -> None:
         episode = self._episodes.get(event.traj)

@@ -15,11 +15,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Literal, TextIO
 
 from msgspec import Struct, field
 
 from libra.core.commands import Level
+from libra.telemetry.paths import Straggler
 from libra.telemetry.summary import WINDOW, Summary
 
 Phase = Literal["starting", "warm start", "training", "evaluating", "stopping"]
@@ -227,9 +229,24 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
         ("lag", f"max {_whole(s.lag_max)}, mean {number(s.lag_mean)}"),
         ("tail wait", f"{s.tail_wait_s:.1f} s"),
     ]
+    if s.turns_by_bucket:
+        shares = ", ".join(f"{name} {n:,}" for name, n in s.turns_by_bucket.items())
+        rows.append(("turns by bucket", f"{shares}; {s.bucket_moves:,} changed it, {s.engine_moves:,} the engine"))
+    if s.stragglers:
+        rows.append(("worst straggler", straggler_line(s.stragglers[0])))
     if s.weights_late:
         rows.append(("weights late or failed", f"{s.weights_late}"))
     return rows
+
+
+def straggler_line(s: Straggler) -> str:
+    """What a trajectory did that held up its step, in one line."""
+    runs = [(engine, len(list(same))) for engine, same in groupby(s.engines)]
+    path = " > ".join(f"{engine}" if n == 1 else f"{engine} x{n}" for engine, n in runs)
+    return (
+        f"batch {s.batch} waited {s.held_s:.2f} s for trajectory {s.traj} ({s.prompt}.{s.sample}): {s.seconds:.1f} s, "
+        f"{s.turns} turns, {s.tokens:,} tokens, {s.tool_s:.2f} s in tools, engines {path}"
+    )
 
 
 def number(value: float | list[float] | None) -> str:

@@ -3,6 +3,7 @@
     {"kind": "batch", "t": 12.3, "batch": 4, "reward": 0.4, ...}     a consumed batch (every field of BatchConsumed)
     {"kind": "eval", "t": ..., "which": "eval_end", "reward": ...}   an evaluation
     {"kind": "report", "t": ..., "level": "warning", "what": ...}    one line for people
+    {"kind": "straggler", "t": ..., "batch": 4, "traj": ...}         a trajectory that held that batch up (see `paths`)
     {"kind": "gauges", "t": ..., "tokens_per_s": ..., ...}           the state of now, every second or so
 
 Invariant: a line is one `os.write`, so a reader sees whole lines only, but for a last one that a kill or a full disk cut;
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from libra.core.commands import BatchConsumed, Command, Evaluated, Report
+from libra.telemetry.paths import Straggler
 
 FILE = "metrics.jsonl"
 """Name inside a run's directory."""
@@ -33,6 +35,11 @@ class Gauges(Struct, frozen=True, kw_only=True):
     engine_running: tuple[int, ...] = ()
     engine_waiting: tuple[int, ...] = ()
     engine_kv: tuple[float, ...] = ()
+    turns_by_bucket: dict[str, int] = {}
+    """Since the run began, as are the moves."""
+    bucket_moves: int = 0
+    cost_factor: dict[str, float] = {}
+    """Observed over predicted seconds of turns, by bucket: the slow correction of the cost model."""
 
 
 class MetricsWriter:
@@ -54,6 +61,9 @@ class MetricsWriter:
                 self._line("report", t, _fields(command))
             case _:
                 pass
+
+    def straggler(self, t: float, straggler: Straggler) -> None:
+        self._line("straggler", t, msgspec.structs.asdict(straggler))
 
     def gauges(self, t: float, gauges: Gauges) -> None:
         self._line("gauges", t, msgspec.structs.asdict(gauges))

@@ -4,8 +4,9 @@
     journal events ------------------^                  |
                      `--> Answers: does the event's `cmd` name a command that is owed an answer?
 
-Invariant: the first difference ends the check and is named; nothing is repaired or skipped. Called by
-`libra replay RUN --check` and by tests; no torch, no processes, no clock inside.
+Invariant: the first difference ends the check and is named; nothing is repaired or skipped. `watch` sees every event with its
+commands, and the core after it: what a run decided and why can be told from its journal at any time. Called by `libra replay`
+and by tests; no torch, no processes, no clock inside.
 """
 
 import time
@@ -16,11 +17,13 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from libra.config.rundir import TREE_START_FILE
 from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
-from libra.errors import CoreError, JournalError
+from libra.errors import ConfigError, CoreError, JournalError
+from libra.telemetry import tree_file
 from libra.telemetry.journal import DIRECTORY, CommandChain, JournalReader
 from libra.telemetry.version import code_version
 
@@ -103,7 +106,22 @@ class Answers:
         return ""
 
 
-def check(run_dir: Path, make_core: Callable[[Config], CoreLike] = Core) -> ReplayReport:
+Watch = Callable[[e.AnyEvent, Sequence[c.Command], CoreLike], None]
+
+
+def core_of(run_dir: Path, config: Config) -> Core:
+    """The core that the run in `run_dir` began with. Raises JournalError where the tree that it started from is missing."""
+    if not config.scheduler.tree_from:
+        return Core(config)
+    try:
+        return Core(config, learned=tree_file.read(run_dir / TREE_START_FILE).learned)
+    except ConfigError as x:
+        raise JournalError(f"the run started from {config.scheduler.tree_from!r}: {x}") from x
+
+
+def check(
+    run_dir: Path, make_core: Callable[[Config], CoreLike] | None = None, watch: Watch | None = None
+) -> ReplayReport:
     """Replay the journal of `run_dir` and compare. A difference is a report, not an exception.
 
     Raises JournalError where the journal itself cannot be read or its configuration is not of this code's schema.
@@ -117,7 +135,7 @@ def check(run_dir: Path, make_core: Callable[[Config], CoreLike] = Core) -> Repl
             f"{run_dir / DIRECTORY}: the configuration in the head does not fit this code's schema: {error}; "
             f"it was written by {reader.head.code}, this is {code_version()}"
         ) from error
-    core = make_core(config)
+    core = make_core(config) if make_core is not None else core_of(run_dir, config)
     chain, answers = CommandChain(), Answers()
     events = commands = 0
     problem = ""
@@ -151,6 +169,8 @@ def check(run_dir: Path, make_core: Callable[[Config], CoreLike] = Core) -> Repl
             )
             break
         commands += now.count
+        if watch is not None:
+            watch(event, given, core)
     if reader.torn is not None:
         notes.append(str(reader.torn))
     if problem and reader.head.code != code_version():

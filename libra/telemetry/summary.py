@@ -15,8 +15,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
+from libra.telemetry.paths import Paths, Straggler
 from libra.telemetry.version import code_version, package_version
 
 FILE = "summary.json"
@@ -80,6 +82,14 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Seconds, over all batches, that the trainer stood idle for a batch's last trajectories."""
     weights_late: int
     """Installations of weights on an engine that failed or missed their deadline."""
+    turns_by_bucket: dict[str, int] = {}
+    """Turns that engines ended, held-out tasks included; a cut one counts again."""
+    engine_moves: int = 0
+    """Turns on another engine than the trajectory's turn before."""
+    bucket_moves: int = 0
+    """Those of them that changed the bucket."""
+    stragglers: tuple[Straggler, ...] = ()
+    """The training trajectories that held their steps up longest."""
     code: str = ""
     python: str = ""
     software: dict[str, str] = {}
@@ -101,11 +111,12 @@ class _Trajectory(Struct):
 class Tally:
     """Counts a run. `event` before `command`s of that event, as they pass; `summary` at any time.
 
-    `stages`, `rewards`, `version`, `tokens_sampled` and `lag` are there for the display as well; do not write to them.
+    `stages`, `rewards`, `version`, `tokens_sampled`, `lag` and `paths` are there for the display as well; do not write to them.
     """
 
-    def __init__(self, run: str, mode: str, seed: int) -> None:
+    def __init__(self, run: str, mode: str, seed: int, paths: Paths | None = None) -> None:
         self.run, self.mode, self.seed = run, mode, seed
+        self.paths = paths or Paths()
         self.stages: Counter[str] = Counter()
         """Trajectories in flight by stage: opening, waiting, generating, acting, ready (to be trained), training."""
         self.rewards: list[float] = []
@@ -127,8 +138,15 @@ class Tally:
         self._last_turn = 0.0
         self._ok, self._reason = False, "the run did not finish"
 
+    @staticmethod
+    def of(config: Config) -> "Tally":
+        """The tally of a run of this configuration."""
+        run = config.run
+        return Tally(run.name, run.mode, run.seed, Paths(config.engine_buckets, config.rollout.groups_per_batch))
+
     def event(self, event: e.Event) -> None:
         self.seconds = max(self.seconds, event.t)
+        self.paths.event(event)
         match event:
             case e.TurnGenerated(traj=traj, tokens=tokens, finish=finish):
                 self.tokens_sampled += tokens
@@ -156,6 +174,7 @@ class Tally:
                 pass
 
     def command(self, command: c.Command) -> None:
+        self.paths.command(command)
         match command:
             case c.Generate(traj=traj):
                 if self._first_generate is None:
@@ -219,6 +238,10 @@ class Tally:
             lag_mean=round(self._lag_sum / self._trained, 3) if self._trained else None,
             tail_wait_s=round(self._tail_wait_s, 3),
             weights_late=self._late,
+            turns_by_bucket=dict(self.paths.turns_by_bucket),
+            engine_moves=self.paths.engine_moves,
+            bucket_moves=self.paths.bucket_moves,
+            stragglers=self.paths.longest,
             code=code_version(),
             python=platform.python_version(),
             software={name: found for name in _SOFTWARE if (found := package_version(name))},

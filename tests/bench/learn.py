@@ -34,6 +34,8 @@ KEYS = (
         "turns_max",
         "lag_max",
         "tail_wait_s",
+        "turns_by_bucket",
+        "bucket_moves",
         "seconds",
     ),
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libra.core.cost.correction import MAX_LOG, Correction
+from libra.core.cost.correction import MAX_LOG, MAX_SURPRISE, Correction
 
 seconds = st.floats(1e-9, 1e9)
 
@@ -55,7 +55,17 @@ def test_the_factor_stays_within_its_clamp(pairs: list[tuple[float, float]]) -> 
     for predicted, observed in pairs:
         correction.observe("train", predicted, observed)
     assert abs(correction.kinds()["train"].log_factor) <= MAX_LOG
-    assert 0.124 < correction.factor("train") < 8.001
+    assert 1 / 64.1 < correction.factor("train") < 64.1
+    assert correction.kinds()["train"].log_error <= MAX_SURPRISE
+
+
+def test_a_machine_ten_times_slower_than_its_model_is_learned() -> None:
+    correction = Correction()
+    for _ in range(400):
+        correction.observe("wide", 0.01, 0.1)
+    kind = correction.kinds()["wide"]
+    assert kind.factor == pytest.approx(10.0, rel=0.02)
+    assert kind.log_error < 0.02 < 1.0 < kind.log_error_before
 
 
 def test_a_restored_correction_goes_on_as_if_never_stopped() -> None:

@@ -2,8 +2,8 @@
 
 Hypothesis plays the shell: it chooses which outstanding command is answered next, and how. After every step: no trajectory
 on two engines, the books of room and seats agree with the commands, room is never exceeded, no turn is kept waiting for one
-target beyond its bound, no turn that takes any engine waits while one could take it. At the end the same events give the
-same commands to a fresh core.
+target beyond its bound, no turn that takes any engine waits while one could take it. Now and then the scheduler is made anew
+from its saved state. At the end the same events give the same commands to a fresh core that was never disturbed.
 """
 
 from hypothesis import HealthCheck, settings
@@ -15,6 +15,7 @@ from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
 from libra.core.trajectory import Trajectory
+from tests.core.restarting import restart
 
 MAX_WAIT_S = 5.0
 POLICIES = (
@@ -98,6 +99,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                     del self.asked[seq]
             case _:
                 pass
+
+    @rule()
+    def restart(self) -> None:
+        """What was learnt is saved and comes back; the fresh core of `teardown` never sees that."""
+        restart(self.core, foresight)
 
     # --- what the world may do
 

@@ -14,6 +14,7 @@ from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
+from libra.core.learned import Learned
 
 SIGNALS: tuple[tuple[str, int, e.Status], ...] = (
     ("t", 3, "ok"),
@@ -46,9 +47,10 @@ class VirtualShell:
         fail_rate: float = 0.0,
         kill_rate: float = 0.0,
         share_fault_rate: float = 0.0,
+        learned: Learned | None = None,
     ) -> None:
         self.config = config
-        self.core = Core(config, oracle=self.residual_tokens)
+        self.core = Core(config, oracle=self.residual_tokens, learned=learned)
         self.random = random.Random(seed)
         self.fail_rate, self.kill_rate, self.share_fault_rate = fail_rate, kill_rate, share_fault_rate
         self.now = 0.0

@@ -21,7 +21,9 @@ QUICK = [
     "--eval.tasks=8",
 ]
 """A run that is small in every way but has every part."""
-ONE_EACH = ["--allocation.trainer=1", "--bucket.0.engines=1"]
+QUICKSTART = REPOSITORY / "configs" / "quickstart.toml"
+ONE_EACH = Path(__file__).parent / "one_each.toml"
+"""Configurations: the main job's, and that with one trainer and one engine."""
 POLL_S = 0.05
 
 
@@ -33,16 +35,17 @@ class Launched:
         tmp_path: Path,
         cache: Path | None,
         *options: str,
-        config: str = "configs/quickstart.toml",
+        config: Path = QUICKSTART,
+        name: str = "job",
         deadline_s: float = 100.0,
     ) -> None:
         """`cache` is that of warm starts; None for a job that has none, which then gets no `QUICK` either."""
-        self.run_dir = tmp_path / "runs" / "job"
+        self.run_dir = tmp_path / "runs" / name
         self.deadline_s = deadline_s
         quick = [f"--warm_start.cache={cache}", *QUICK] if cache else []
         command = [
-            *(sys.executable, "-m", "libra.cli", "run", str(REPOSITORY / config)),
-            *("--name", "job", f"--run.directory={tmp_path / 'runs'}", *quick, *options),
+            *(sys.executable, "-m", "libra.cli", "run", str(config)),
+            *("--name", name, f"--run.directory={tmp_path / 'runs'}", *quick, *options),
         ]
         self.output = tmp_path / "output.txt"
         with self.output.open("wb") as out:

@@ -20,7 +20,7 @@ LONG = ["--run.steps=100000", "--eval.tasks=0"]
 def test_the_first_interrupt_or_a_lost_terminal_finishes_the_step(
     tmp_path: Path, warm_cache: Path, number: signal.Signals
 ) -> None:
-    with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
+    with Launched(tmp_path, warm_cache, *LONG, config=ONE_EACH) as run:
         run.until_batch(2)
         kill(run.process.pid, number)
         assert run.wait() == 128 + number
@@ -35,7 +35,7 @@ def test_the_first_interrupt_or_a_lost_terminal_finishes_the_step(
 
 
 def test_the_second_interrupt_ends_at_once(tmp_path: Path, warm_cache: Path) -> None:
-    with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
+    with Launched(tmp_path, warm_cache, *LONG, config=ONE_EACH) as run:
         run.until_batch(1)
         (engine,) = run.find("libra.rank.role", "rollout")
         kill(engine, signal.SIGSTOP)  # the open step would wait for its turns
@@ -47,7 +47,7 @@ def test_the_second_interrupt_ends_at_once(tmp_path: Path, warm_cache: Path) -> 
 
 
 def test_stop_by_name(tmp_path: Path, warm_cache: Path) -> None:
-    with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
+    with Launched(tmp_path, warm_cache, *LONG, config=ONE_EACH) as run:
         run.until_batch(1)
         stop = subprocess.run(
             [sys.executable, "-m", "libra.cli", "stop", str(run.run_dir)],
@@ -64,7 +64,7 @@ def test_stop_by_name(tmp_path: Path, warm_cache: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["torchrun", "controller", "supervisor", "trainer"])
 def test_no_orphan_outlives_a_killed_process(tmp_path: Path, warm_cache: Path, victim: str) -> None:
-    with Launched(tmp_path, warm_cache, *LONG, *ONE_EACH) as run:
+    with Launched(tmp_path, warm_cache, *LONG, config=ONE_EACH) as run:
         run.until_batch(1)
         ranks = run.find("libra.launch")
         pid = {

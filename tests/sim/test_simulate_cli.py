@@ -46,7 +46,7 @@ def test_people_read_a_table_and_programs_json(capsys):
 def test_pictures_are_drawn_on_request(tmp_path, capsys):
     assert main(["simulate", BATCH, *SMALL, "--plots", str(tmp_path / "p"), "--json"]) == 0
     json.loads(capsys.readouterr().out)
-    assert sorted(p.name for p in (tmp_path / "p").iterdir()) == ["engines.png", "residuals.png"]
+    assert sorted(p.name for p in (tmp_path / "p").iterdir()) == ["allocation.png", "engines.png", "residuals.png"]
 
 
 @pytest.mark.process

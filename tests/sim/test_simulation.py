@@ -191,7 +191,7 @@ def test_the_oracle_of_a_policy_is_the_truth() -> None:
     seen: list[int] = []
 
     class Curious(Core):
-        def __init__(self, config: Config, oracle) -> None:
+        def __init__(self, config: Config, oracle, learned) -> None:
             super().__init__(config)
             self.oracle = oracle
 

@@ -5,10 +5,11 @@ predict, slices, paper          <── tree <── forecast                (ho
 """
 
 from libra.core.causality.forecast import Known, Residual
-from libra.core.causality.saved import SavedTree, restore, save
+from libra.core.causality.saved import SavedTree, restore, save, transplanted
 from libra.core.causality.sketch import TOKENS, TOOL_S, TURNS
 from libra.core.causality.tree import CausalityTree, TreeConfig
 
 __all__ = [
     "TOKENS", "TOOL_S", "TURNS", "CausalityTree", "Known", "Residual", "SavedTree", "TreeConfig", "restore", "save",
+    "transplanted",
 ]  # fmt: skip

@@ -90,7 +90,7 @@ class Node:
     def learn(self, seen: Seen, places: Places, version: int, fading: Fading) -> None:
         """`places` are the bins of `seen`: found once for all nodes that learn it."""
         if version - self.base > fading.max_steps:
-            self._rebase(version, fading)
+            self.rebase(version, fading)
         weight = fading.scale(version - self.base)
         self.visits += 1
         self.weight += weight
@@ -128,7 +128,8 @@ class Node:
             self._profiles[quantity] = profile
         return profile
 
-    def _rebase(self, version: int, fading: Fading) -> None:
+    def rebase(self, version: int, fading: Fading) -> None:
+        """Weigh everything as of `version`: no answer changes."""
         factor = fading.fade(version - self.base)
         self.base = version
         self.weight *= factor

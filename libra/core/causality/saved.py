@@ -1,17 +1,22 @@
-"""The tree as plain Structs: saved with the run, restored to the very same answers and the very same later drops."""
+"""The tree as plain Structs: saved with the run, restored to the very same answers and the very same later drops.
+
+`transplanted` makes of a saved tree what another run may start from.
+"""
 
 from array import array
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from libra.core.causality.node import Node, Seen
 from libra.core.causality.sketch import new_bins
-from libra.core.causality.tree import CausalityTree, TreeConfig
+from libra.core.causality.tree import ALL, PROMPT, CausalityTree, TreeConfig
 from libra.core.causality.walk import Spent, Walk
 from libra.core.signal import Signal
 from libra.errors import CoreError
 
 FORMAT = 1
+FADED = 1e-6
+"""Evidence below which a node is nothing that another run could learn from."""
 
 
 SavedBins = dict[int, float]
@@ -94,6 +99,32 @@ def restore(saved: SavedTree) -> CausalityTree:
         walk.latest, walk.returns = s.latest, s.returns
         tree.walks[s.traj] = walk
     return tree
+
+
+def transplanted(saved: SavedTree, config: TreeConfig, same_prompts: bool) -> SavedTree:
+    """What is known, weighed as of now, as if it had been learned at version 0, under `config`.
+
+    Trajectories in flight stay behind, as does what has faded to nothing and, unless the other run has the `same_prompts`,
+    what is known of single prompts. A smaller `max_nodes` drops the least useful nodes.
+    """
+    tree = restore(structs.replace(saved, walks=[]))
+    kept: set[int] = set()
+    for node in tree.nodes.values():
+        foreign = node.scope == PROMPT and not same_prompts
+        orphan = node.parent is not None and node.parent.serial not in kept
+        if foreign or orphan or node.evidence(tree.now, tree.fading) < FADED:
+            continue
+        node.rebase(tree.now, tree.fading)
+        node.base = 0
+        kept.add(node.serial)
+    inner = {n.parent.serial for n in tree.nodes.values() if n.parent is not None and n.serial in kept}
+    tree.leaves = [n for n in tree.nodes.values() if n.serial in kept - inner and (n.scope, n.depth) != (ALL, 0)]
+    tree.nodes = {serial: n for serial, n in tree.nodes.items() if serial in kept}
+    tree.now = tree.hand = 0
+    moved = restore(structs.replace(save(tree), config=config))
+    while len(moved.nodes) > config.max_nodes:
+        moved.drop_one()
+    return save(moved)
 
 
 def _save_node(node: Node) -> SavedNode:

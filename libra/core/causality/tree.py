@@ -224,7 +224,7 @@ class CausalityTree:
             node = known or self._grow(scope, depth, key, node, version)
             node.learn(seen, places, version, fading)
             if len(nodes) > most:
-                self._drop_one()
+                self.drop_one()
                 if not node.alive:
                     return
 
@@ -255,7 +255,8 @@ class CausalityTree:
             last.slot = node.slot
         node.slot = -1
 
-    def _drop_one(self) -> None:
+    def drop_one(self) -> None:
+        """Drop the least useful of the next few leaves."""
         start = self.hand if self.hand < len(self.leaves) else 0
         self.hand = start + _CANDIDATES
         least = self.leaves[start]

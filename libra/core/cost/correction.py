@@ -1,7 +1,7 @@
 """Predicted against observed: a slow multiplicative factor for each engine kind.
 
-    residual = clamp(log(observed / predicted), +- MAX_LOG)
-    log_factor += gain x (residual - log_factor),     gain = max(rate, 1 / (evidence + prior))
+    surprise = clamp(log(observed / predicted) - log_factor, +- MAX_SURPRISE)
+    log_factor += gain x surprise, within +- MAX_LOG          gain = max(rate, 1 / (evidence + prior))
 
 The prior is a factor of 1 worth `prior` observations, so one odd turn moves little; later the factor follows with a memory
 of about 1 / rate observations. Predictions must be the *uncorrected* ones: a corrected prediction would chase itself.
@@ -10,10 +10,12 @@ A kind is any stable name: "train", "decode/tp2", a bucket's name. Owned by the 
 
 from math import exp, isfinite, log
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-MAX_LOG = log(8.0)
-"""One observation counts as at most 8 times too slow or too fast, and so does the factor: beyond it the model is wrong."""
+MAX_SURPRISE = log(8.0)
+"""One observation counts as at most 8 times slower or faster than expected: a stopped process is no slow one."""
+MAX_LOG = log(64.0)
+"""The factor stays within this: beyond it the model is wrong."""
 RATE = 0.02
 """Share of the newest residual once evidence is plenty: a memory of about 50 observations."""
 PRIOR = 8.0
@@ -26,6 +28,8 @@ class Kind(Struct, frozen=True):
     log_factor: float = 0.0
     log_error: float = 0.0
     """Mean absolute log residual left *after* correction, by the same slow average: 0.05 is about 5 %."""
+    log_error_before: float = 0.0
+    """The same *without* correction."""
     evidence: int = 0
     rejected: int = 0
 
@@ -56,15 +60,18 @@ class Correction:
         """Learn from one pair; False (and counted) where either is not a finite positive number."""
         old = self._kinds.get(kind, Kind())
         if not (isfinite(predicted_s) and isfinite(observed_s) and predicted_s > 0.0 and observed_s > 0.0):
-            self._kinds[kind] = Kind(old.log_factor, old.log_error, old.evidence, old.rejected + 1)
+            self._kinds[kind] = structs.replace(old, rejected=old.rejected + 1)
             return False
-        residual = min(MAX_LOG, max(-MAX_LOG, log(observed_s) - log(predicted_s)))
+        residual = log(observed_s) - log(predicted_s)
+        surprise = min(MAX_SURPRISE, max(-MAX_SURPRISE, residual - old.log_factor))
+        residual = old.log_factor + surprise
         evidence = old.evidence + 1
         gain = max(self._rate, 1.0 / (evidence + self._prior))
-        miss = abs(residual - old.log_factor)
+        memory = max(self._rate, 1.0 / evidence)
         new = Kind(
-            log_factor=old.log_factor + gain * (residual - old.log_factor),
-            log_error=old.log_error + max(self._rate, 1.0 / evidence) * (miss - old.log_error),
+            log_factor=min(MAX_LOG, max(-MAX_LOG, old.log_factor + gain * surprise)),
+            log_error=old.log_error + memory * (abs(surprise) - old.log_error),
+            log_error_before=old.log_error_before + memory * (abs(residual) - old.log_error_before),
             evidence=evidence,
             rejected=old.rejected,
         )

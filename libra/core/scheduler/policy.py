@@ -94,6 +94,13 @@ class Policy(ABC):
         """How many seconds earlier than it came the turn counts as having come: its place in the queue of its slot."""
         return 0.0
 
+    def memory(self) -> tuple[float, ...]:
+        """What it remembers beside the tree; `recall` takes it back."""
+        return ()
+
+    def recall(self, memory: tuple[float, ...]) -> None:  # noqa: B027  # most remember nothing
+        """Go on from what `memory` gave, in a policy that was just made."""
+
     @abstractmethod
     def choose(self, turn: TurnView, offer: Offer) -> Decision:
         """Ties break by engine id."""

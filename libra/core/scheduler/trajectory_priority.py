@@ -48,6 +48,16 @@ class TrajectoryPriority(Policy):
     def lead_s(self, forecast: Forecast) -> float:
         return self.early_s(forecast[0], self.overtake_s)
 
+    def memory(self) -> tuple[float, ...]:
+        return (float(self._asked), float(len(self.borders)), *self.borders, *self._recent)
+
+    def recall(self, memory: tuple[float, ...]) -> None:
+        if memory:
+            asked, borders, *values = memory
+            self._asked, n = int(asked), int(borders)
+            self.borders = tuple(values[:n])
+            self._recent.extend(values[n:])
+
     def choose(self, turn: TurnView, offer: Offer) -> Decision:
         self._asked += 1
         if self._asked % REPLAN == POINTS and len(self._recent) >= POINTS and len(self.shapes) > 1:

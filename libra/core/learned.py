@@ -1,0 +1,33 @@
+"""What scheduling has learnt from a run: the tree, the pace of each bucket, what the policy remembers.
+
+    Core.learned() ──> Learned ──(a file)──> Core(config, learned=...)      the same decisions from there on
+                          └── carried_over(...) ──> Learned: what another run starts from
+
+A snapshot changes nothing. With the trajectories in flight it holds their walks too, so a core that is brought to the same
+event (by replaying) decides the same whether it kept its own state or was given the saved one. Another run has other
+trajectories, versions and perhaps prompts: it starts from what `carried_over` leaves.
+"""
+
+from msgspec import Struct
+
+from libra.core.causality.saved import SavedTree, transplanted
+from libra.core.causality.tree import TreeConfig
+from libra.core.cost.correction import Kind
+
+
+class Learned(Struct, frozen=True, kw_only=True):
+    tree: SavedTree
+    kinds: dict[str, Kind] = {}
+    """The correction of costs, by bucket name."""
+    turn_tokens: dict[str, float] = {}
+    """Mean tokens of a turn, by bucket name."""
+    memory: tuple[float, ...] = ()
+    """What the policy remembers beside the tree; its own affair."""
+
+
+def carried_over(learned: Learned, config: TreeConfig, same_prompts: bool) -> Learned:
+    """The tree alone, as of version 0, under the forgetting of another run; prompts' own trees where the prompts are the same.
+
+    Paces stay behind: they belong to the engines of the run that measured them, and are learnt anew within some 50 turns.
+    """
+    return Learned(tree=transplanted(learned.tree, config, same_prompts))
