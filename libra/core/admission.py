@@ -51,6 +51,11 @@ class Admission:
         self._newest_at.append(newest)
 
     @property
+    def newest_slot(self) -> int:
+        """The slot of the group admitted last; needs one."""
+        return (self._taken - 1) // self.groups
+
+    @property
     def prompts(self) -> int:
         """Groups admitted so far; the next group's prompt ordinal."""
         return self._taken

@@ -179,10 +179,10 @@ class Core:
     def _advance(self) -> None:
         if self.phase == "ended":
             return
-        self.publication.advance(keep_engines=self._keep_weights)
+        self.publication.advance(self._wanted_version)
         self.handover.advance()
         self.lifecycle.advance()
-        self.publication.advance(keep_engines=self._keep_weights)
+        self.publication.advance(self._wanted_version)
         match self.phase:
             case "starting":
                 if self.lifecycle.warmed and self.publication.newest >= 0:
@@ -198,9 +198,13 @@ class Core:
         self.rollout.advance()
 
     @property
-    def _keep_weights(self) -> bool:
-        """`one-step-off` changes weights only between batches: not while an admitted group is unfinished."""
-        return self.admission.strict_order and self.phase == "training" and self.rollout.open_groups > 0
+    def _wanted_version(self) -> int:
+        """The version below which an engine fetches. `one-step-off` changes weights only between batches: while an admitted
+        group is unfinished, engines that may sample for it keep what they have (the others are of no use without).
+        """
+        if self.admission.strict_order and self.phase == "training" and self.rollout.open_groups > 0:
+            return self.admission.floor(self.admission.newest_slot)
+        return self.publication.newest
 
     def _train(self) -> None:
         self._drop_overdue()

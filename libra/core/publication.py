@@ -38,7 +38,7 @@ class Publication:
         self._held: dict[int, int] = dict.fromkeys(fleet.trainers, NO_VERSION)
         self._fetching: dict[int, Unit] = {}
         """`InstallWeights` under way -> its unit."""
-        self._looked_at = (False, NO_VERSION)
+        self._looked_at = (NO_VERSION, NO_VERSION)
         """What `advance` saw last; until it changes, only the units that stirred are looked at."""
         self._fail = fail
 
@@ -53,12 +53,12 @@ class Publication:
                 self.newest = min(self._held.values())
                 self._behind = sum(v <= self.newest for v in self._held.values())
 
-    def advance(self, keep_engines: bool) -> None:
+    def advance(self, wanted: int) -> None:
         """Tell every unit that is behind and not fetching to fetch the newest version; open those that wait for nothing else.
 
-        `keep_engines`: engines that hold some version keep it for now. (Without any an engine is of no use to anybody.)
+        `wanted`: engines that hold this version, or a newer one, keep theirs for now. Replicas need the very newest.
         """
-        looked_at, stirred = (keep_engines, self.newest), self.fleet.stirred
+        looked_at, stirred = (min(wanted, self.newest), self.newest), self.fleet.stirred
         if looked_at == self._looked_at and not stirred:
             return
         units = [self.fleet.unit(id) for id in stirred] if looked_at == self._looked_at else self.fleet.units()
@@ -72,8 +72,7 @@ class Publication:
                 unit.state = "ready"
             if unit.state == "ready" and not unit.gated:
                 unit.open()
-            kept = keep_engines and unit.role == "rollout" and version != NO_WEIGHTS
-            if version < self.newest and not unit.command and not kept:
+            if not unit.command and version < (looked_at[0] if unit.role == "rollout" else self.newest):
                 self._order(unit)
 
     def _order(self, unit: Unit) -> None:
