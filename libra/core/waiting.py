@@ -33,7 +33,7 @@ class Lane:
     def __init__(self, target: Target | None) -> None:
         self.target = target
         self.heap: list[Entry] = []
-        self.refused = (0, 0)
+        self.refused: tuple[int, int] = (0, 0)
         """(ticket, changes of the index) when no engine could take the head: until one of the two moves, none can."""
 
     def head(self) -> Entry | None:
