@@ -1,8 +1,9 @@
 """`one-step-off` where engines finish a batch before the trainer has published the one before."""
 
+from simulated_parts import CONFIGS
+
 from libra.config import load
 from libra.sim.shell import simulate
-from simulated_parts import CONFIGS
 
 
 def test_one_step_off_goes_on_when_rollouts_are_faster_than_the_trainer() -> None:
