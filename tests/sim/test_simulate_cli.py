@@ -7,6 +7,7 @@ from simulated_parts import CONFIGS
 
 from libra.cli.arguments import Compare, Cost, Simulate, parse
 from libra.cli.main import main
+from libra.telemetry import tree_file
 
 BATCH = str(CONFIGS / "sim-batch.toml")
 SMALL = ["--rollout.groups_per_batch=1", "--rollout.samples_per_group=4"]
@@ -75,3 +76,21 @@ def test_a_comparison_that_makes_no_sense_is_refused_before_it_starts(words, say
 def test_costs_are_asked_through_the_same_door(capsys):
     assert main(["cost", "decode", "--hardware", "a800-sxm4-80gb", "--model", "qwen3-14b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["capacity_tokens"] == 42114
+
+
+def test_a_simulation_leaves_what_it_learnt_and_another_starts_from_it(tmp_path, capsys):
+    saved = tmp_path / "learnt.tree"
+    assert main(["simulate", BATCH, *SMALL, "--policy", "causal", "--save-tree", str(saved)]) == 0
+    first = tree_file.read(saved)
+    assert len(first.learned.tree.nodes) > 1
+    again = [*SMALL, "--policy", "causal", f"--scheduler.tree_from={saved}", "--save-tree", str(tmp_path / "next.tree")]
+    assert main(["simulate", BATCH, *again]) == 0
+    second = tree_file.read(tmp_path / "next.tree")
+    visits = [max(n.visits for n in file.learned.tree.nodes) for file in (first, second)]
+    assert visits[1] > visits[0]
+    capsys.readouterr()
+    assert main(["simulate", BATCH, *SMALL, "--scheduler.tree_from=nobody"]) == 2
+    assert "scheduler.tree_from: got 'nobody'" in capsys.readouterr().err
+    saved.write_bytes(b"junk")
+    assert main(["simulate", BATCH, *SMALL, f"--scheduler.tree_from={saved}"]) == 2
+    assert "is no saved tree" in capsys.readouterr().err

@@ -118,8 +118,8 @@ def transplanted(saved: SavedTree, config: TreeConfig, same_prompts: bool) -> Sa
         node.base = 0
         kept.add(node.serial)
     inner = {n.parent.serial for n in tree.nodes.values() if n.parent is not None and n.serial in kept}
-    tree.leaves = [n for n in tree.nodes.values() if n.serial in kept - inner and (n.scope, n.depth) != (ALL, 0)]
     tree.nodes = {serial: n for serial, n in tree.nodes.items() if serial in kept}
+    tree.leaves = [n for n in tree.nodes.values() if n.serial not in inner and (n.scope, n.depth) != (ALL, 0)]
     tree.now = tree.hand = 0
     moved = restore(structs.replace(save(tree), config=config))
     while len(moved.nodes) > config.max_nodes:
