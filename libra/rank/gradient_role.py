@@ -102,8 +102,7 @@ class GradientRole:
         except RefusedError as e:
             self.link.send(m.RoundRefused(order.cmd, str(e)))
             return
-        # Counted, not named after the step: all members have offered the same number of shares.
-        version = self.publisher.newest + 1
-        self.publisher.publish(version, pieces)
+        # The step names the share: it is offered once, and later ones belong to later steps.
+        self.publisher.publish(order.step, pieces)
         self.replica.drop()
-        self.link.send(m.ShareOffered(order.cmd, self.publisher.address, version, note))
+        self.link.send(m.ShareOffered(order.cmd, self.publisher.address, order.step, note))
