@@ -1,5 +1,6 @@
 """A real supervisor process, and a controller's end of its link played by the test: every frame is sent by hand."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -86,7 +87,8 @@ class Supervised:
 
     def __exit__(self, *_: object) -> None:
         for pid in self.children():  # one that was stopped as it began has not asked yet to die with its parent
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         self.listener.close()
