@@ -183,7 +183,7 @@ class Supervisor:
         """Give up a link whose beats go unanswered: the roles have ended, or will before this rank is missed. A core rank
         holds on to its link: its role has no lease, and its end would be the end of the run.
 
-        It looks twice: one that was stopped itself first hears what has come meanwhile, the end of the link more often than not.
+        It looks twice: one that was stopped itself first hears what has come meanwhile, mostly the end of the link.
         """
         lapsed = 0
         while lapsed < 2:
