@@ -181,13 +181,16 @@ class Supervisor:
 
     async def _mind_lease(self, link: Joined, roles: Roles) -> None:
         """Give up a link whose beats go unanswered: the roles have ended, or will before this rank is missed. A core rank
-        holds on to its link: its role has no lease, and its end would be the end of the run."""
-        while True:
-            await anyio.sleep(max(link.lease.until_s - time.monotonic(), link.welcome.heartbeat_s))
-            if link.lease.lapsed and not roles.core:
-                self._say("no heartbeat was acknowledged for a whole lease")
-                await anyio.aclose_forcefully(link.stream)
-                return
+        holds on to its link: its role has no lease, and its end would be the end of the run.
+
+        It looks twice: one that was stopped itself first hears what has come meanwhile, mostly the end of the link.
+        """
+        lapsed = 0
+        while lapsed < 2:
+            await anyio.sleep(link.welcome.heartbeat_s)
+            lapsed = lapsed + 1 if link.lease.lapsed and not roles.core else 0
+        self._say("no heartbeat was acknowledged for a whole lease")
+        await anyio.aclose_forcefully(link.stream)
 
     async def _exited(self, message: m.ChildExited) -> None:
         if self._link is not None:  # else the rank is lost, and with it all that it held

@@ -1,6 +1,8 @@
 """A real supervisor process, and a controller's end of its link played by the test: every frame is sent by hand."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -84,6 +86,9 @@ class Supervised:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for pid in self.children():  # one that was stopped as it began has not asked yet to die with its parent
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         self.listener.close()
