@@ -52,7 +52,9 @@ def locate(run_dir: Path) -> Pointer:
     if pointer is None:
         pid = read_pid(run_dir)
         if pid is not None and is_alive(pid):
-            raise LibraError(f"{name} runs (pid {pid.pid}) but has no control socket yet; try again in a moment")
+            raise RunGone(
+                f"{name} (pid {pid.pid}) has no control socket: it is starting, try again in a moment, or ending"
+            )
         if pid is not None and pid.host != socket.gethostname():
             raise LibraError(f"{name} was started on {pid.host} and has left no pointer to its sockets; look there")
         raise RunGone(f"{name} does not run (any more)")
