@@ -16,7 +16,7 @@ from libra.sim.plan import plan
 from libra.wire import messages as m
 
 SPEED = 500.0
-WAIT_S = 20.0
+WAIT_S = 60.0
 BASE = load(Path(__file__).parents[2] / "configs" / "emulated-8.toml")
 BASE = structs.replace(BASE, bucket=plan(BASE).config.bucket)
 M = TypeVar("M", bound=m.Message)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from libra.config.schema import EmulatedFault
 from libra.errors import RoleError
 from libra.rank.emulated_gradient import EmulatedGradient
 from libra.rank.emulated_trainer import EmulatedTrainer
+from libra.rank.link import IDLE_S
 from libra.wire import messages as m
 
 ROWS = [[m.Counts(1, 2_000, 300), m.Counts(2, 900, 120)], [m.Counts(3, 4_000, 70)]]
@@ -154,3 +156,18 @@ with core() as trainer, replica(fault=EmulatedFault(kind="die", stage="{stage}",
     )
     assert done.returncode == 1, done.stderr
     assert f"it dies when {stage}" in done.stdout
+
+
+@pytest.mark.parametrize("stage", ["joining", "accumulating"])
+def test_a_replica_that_hangs_says_nothing_and_makes_no_progress(stage: str) -> None:
+    with replica(fault=EmulatedFault(kind="hang", stage=stage, rank=3)) as lender:
+        lender.order(m.Install(1, 0, ("",)))
+        if stage == "accumulating":
+            lender.says(m.Installed)
+            lender.order(m.Accumulate(2, 0, 0, 550, [], LENT))
+        while not lender.link.orders.empty():
+            time.sleep(0.01)
+        before = lender.link.progress
+        time.sleep(4 * IDLE_S)
+        assert lender.link.progress <= before + 1, "the order that hangs it may have been on its way"
+        assert lender.link.said.empty()

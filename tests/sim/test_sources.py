@@ -7,6 +7,7 @@ import pytest
 from simulated_parts import CONFIGS, last, small, turn, write
 
 from libra.cli.main import main
+from libra.config import load
 from libra.errors import ConfigError, PreflightError
 from libra.sim.plan import plan
 from libra.sim.recorded import read_run
@@ -131,8 +132,26 @@ def test_a_live_configuration_needs_a_trace_and_costs(capsys) -> None:
         plan(msgspec.structs.replace(small(), cost=None))
 
 
-def test_a_workload_cannot_be_run_live(capsys) -> None:
-    assert main(["run", BATCH]) == 2
-    err = capsys.readouterr().err
-    assert 'env.name: got "workload"' in err
-    assert 'bucket.0.engine: got "emulated"' in err
+@pytest.mark.parametrize(
+    ("config", "words", "says"),
+    [
+        ("sim-batch", ["--bucket.0.engine=torch"], 'env.name: got "workload"'),
+        ("quickstart", ["--bucket.0.engine=emulated"], 'bucket.0.engine: got "emulated"'),
+        ("quickstart", ["--emulation.speed=30"], "emulation.speed: got 30, expected 1"),
+        ("emulated-8", ["--bucket.0.kv_tokens=99999999"], "bucket.0.kv_tokens: got 99999999"),
+        ("emulated-8", ["--deadline.weights_s=0.01"], "deadline.weights_s: got 0.01"),
+        ("emulated-8", ["--scheduler.policy=oracle"], 'scheduler.policy: got "oracle"'),
+    ],
+)
+def test_a_live_job_is_emulated_as_a_whole_or_not_at_all(config: str, words: list[str], says: str, capsys) -> None:
+    assert main(["run", str(CONFIGS / f"{config}.toml"), *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_only_the_deadlines_of_an_emulated_job_are_in_real_seconds() -> None:
+    real = load(CONFIGS / "emulated-8.toml")
+    run = plan(real).config
+    assert run.deadline.weights_s == real.emulation.speed * real.deadline.weights_s
+    assert run.deadline.role_restarts == real.deadline.role_restarts
+    assert run.scheduler == real.scheduler
+    assert run.in_run_seconds == run
