@@ -41,11 +41,7 @@ class EngineIndex:
         """Room of an engine of each bucket: they are all alike."""
         self._filed: dict[int, tuple[int, RoomKey, LoadKey]] = {}
         self.freed: dict[Target, None] = {}
-<<<<<<< HEAD
-        """Engines and buckets that may have got room, or ceased to serve, since the caller looked; it clears what it has seen."""
-=======
         """Engines and buckets that may have got room, or ceased to serve, and not looked at since: the caller clears it."""
->>>>>>> a504353 (Words)
         self.changes = 0
         """Counts such changes: what no engine could take stays so while this stands."""
         self._busy: dict[int, bool] = {}
