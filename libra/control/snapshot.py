@@ -93,7 +93,9 @@ class RankRow(_Part, frozen=True, gc=False):
     busy_s: float
     """Counter: seconds of rounds and steps that it reported."""
     restarts: int
-    epoch: int
+    """Of its unit."""
+    move: int
+    """The move that it takes part in; 0: none."""
 
 
 class EngineRow(_Part, frozen=True, gc=False):

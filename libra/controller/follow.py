@@ -55,6 +55,8 @@ class Follower:
         """Oldest first."""
         self.rewards: deque[float] = deque(maxlen=REWARDS)
         self.alerts: deque[tuple[float, str, str]] = deque(maxlen=ALERTS)
+        self.micro_batches: dict[int, int] = {}
+        """Taken so far, by gradient replica."""
         self.hosts: dict[int, tuple[str, str]] = {}
         """Rank -> (host, device)."""
         self.busy_s: dict[int, float] = {}
@@ -136,6 +138,14 @@ class Follower:
             case c.Discard(trajs=trajs):
                 for traj in trajs:
                     self._forget(traj)
+            case c.Accumulate(replica=replica, slots=slots):
+                taken = sum(slot is not None for slot in slots)
+                self.micro_batches[replica] = self.micro_batches.get(replica, 0) + taken
+            case c.MoveChanged(move=move, stage=stage, what=what, reason=reason):
+                data = {name: getattr(command, name) for name in ("move", "stage", "epoch", "what", "author", "reason")}
+                level = "warning" if stage == "failed" else "info"
+                why = f": {reason}" if reason else ""
+                self._publish("move", level, f"move {move}, {what}: {stage}{why}", data)
             case c.OpenStep():
                 self.step_began = self._now
             case c.BatchConsumed():

@@ -44,14 +44,19 @@ class Screen:
         """For the log only."""
         self._log.write("info", what)
 
-    def command(self, now: float, command: c.Report | c.BatchConsumed | c.Evaluated) -> None:
+    def command(self, now: float, command: c.Report | c.BatchConsumed | c.Evaluated | c.MoveChanged) -> None:
         self._metrics.command(now, command)
         match command:
             case c.Report():
                 self.report(command.level, command.what)
+            case c.MoveChanged(move=move, stage=stage, what=what, author=author, reason=reason, seconds=seconds):
+                by = f", ordered by {author}" if author and stage in ("draining", "preparing") else ""
+                why = f": {reason}" if reason else ""
+                took = f" after {seconds:.1f} s" if stage in ("ready", "failed") else ""
+                self.report("warning" if stage == "failed" else "info", f"move {move}, {what}: {stage}{took}{by}{why}")
             case c.BatchConsumed():
                 self._consumed_at.append(now)
-                for straggler in self._tally.paths.latest:
+                for straggler in self.tally.paths.latest:
                     self._metrics.straggler(now, straggler)
             case c.Evaluated(kind=kind, tasks=tasks, failed=failed, reward=reward, version=version):
                 when = "before" if kind == "eval_start" else "after"
@@ -106,7 +111,7 @@ class Screen:
             view.progress, view.label = done / max(1, total), f"{done}/{total} held-out tasks"
         elif phase in ("training", "stopping"):
             view.progress, view.label = 0.0, ""
-        view.engines = [self._engine_row(core, engine.id) for engine in core.fleet.engines]
+        view.engines = [self._engine_row(core, id) for id in core.fleet.engines]
 
     def _engine_row(self, core: Core, id: int) -> EngineRow:
         load = core.fleet.engines[id].load
@@ -139,7 +144,7 @@ class Screen:
             engine_running=tuple(row.running for row in view.engines),
             engine_waiting=tuple(row.waiting for row in view.engines),
             engine_kv=tuple(round(row.kv, 4) for row in view.engines),
-            turns_by_bucket=dict(self._tally.paths.turns_by_bucket),
-            bucket_moves=self._tally.paths.bucket_moves,
+            turns_by_bucket=dict(self.tally.paths.turns_by_bucket),
+            bucket_moves=self.tally.paths.bucket_moves,
             cost_factor={name: round(kind.factor, 4) for name, kind in core.placement.correction.kinds().items()},
         )

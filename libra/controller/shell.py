@@ -13,6 +13,7 @@ import anyio.abc
 import msgspec
 
 from libra.config.rundir import TREE_FILE
+from libra.control.messages import OrderRequest
 from libra.controller.clock import Clock
 from libra.controller.control import ControlRoom
 from libra.controller.links import Link
@@ -23,6 +24,7 @@ from libra.controller.world import World
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
+from libra.core.fleet import CORE
 from libra.errors import WireError
 from libra.telemetry import tree_file
 from libra.telemetry.journal import JournalWriter
@@ -52,7 +54,13 @@ class Shell:
         self.core = core
         self.clock = clock
         self.control = ControlRoom(
-            self.core, screen, lambda rank: self.monitor.watched(rank), clock, meeting.incarnation, screen.log
+            self.core,
+            screen,
+            lambda rank: self.monitor.watched(rank),
+            clock,
+            meeting.incarnation,
+            screen.log,
+            self._order,
         )
         self.runtime = Runtime(self.core, journal, (tally, self.control.follower), self.carry_out, clock)
         self.episodes = world.episodes(tasks, clock, self.runtime.post)
@@ -68,8 +76,11 @@ class Shell:
         self._config_json = msgspec.json.encode(config)
         self._supervisors: dict[int, Link] = {}
         self._roles: dict[int, Link] = {}
-        """The role link of each rank: of its present role process only."""
-        self._starts: dict[int, int] = {}
+        """Start -> link of a role process that has said hello."""
+        self._starts: dict[int, c.StartRole] = {}
+        """Role processes that may run, by their start: a rank has two while it moves."""
+        self._offers: dict[int, dict[int, m.ShareOffered]] = {}
+        """Replica -> rank -> where its part of the share can be fetched."""
         self._devices: dict[int, str] = {}
         self._sources: dict[int, str] = {}
         """Core rank -> address of its publisher."""
@@ -88,35 +99,48 @@ class Shell:
                 self.episodes.open(command)
             case c.Discard():
                 self._discard(command)
-            case c.OpenStep(seq=seq, step=step, batch=batch, loss_tokens=loss_tokens, ranks=ranks):
-                self._to_roles(ranks, m.Open(seq, step, batch, loss_tokens))
+            case c.CutTurn(traj=traj, engine=engine):
+                self._to_leader(engine, m.Cut(traj))
+            case c.OpenStep(seq=seq, step=step, batch=batch, loss_tokens=loss_tokens):
+                self._to_unit(CORE, m.Open(seq, step, batch, loss_tokens))
             case c.Round():
                 self._round(command)
-            case c.CloseStep(seq=seq, step=step, version=version, ranks=ranks):
-                self._to_roles(ranks, m.Close(seq, step, version))
-            case c.InstallWeights(seq=seq, engine=engine, version=version):
+            case c.Accumulate():
+                self._accumulate(command)
+            case c.OfferShare(seq=seq, step=step, replica=replica):
+                self._offers[replica] = {}
+                self._to_unit(replica, m.OfferShare(seq, step))
+            case c.FetchShare():
+                self._fetch_share(command)
+            case c.CloseStep(seq=seq, step=step, version=version, shares=shares):
+                self._offers.clear()
+                self._to_unit(CORE, m.Close(seq, step, version, shares))
+            case c.InstallWeights(seq=seq, unit=unit, version=version):
                 sources = tuple(self._sources[r] for r in self.core.fleet.trainers)
-                self._to_roles(self.core.fleet.engines[engine].ranks, m.Install(seq, version, sources))
+                self._to_unit(unit, m.Install(seq, version, sources))
             case c.StartRole():
                 self._start_role(command)
             case c.StopRole(rank=rank, start=start, reason=reason):
-                self._screen.report("warning", f"rank {rank}: its role is ended: {reason}")
+                self._screen.log(f"rank {rank}: its role is ended: {reason}")
                 self._complaints.setdefault(start, reason)
                 self._to_supervisor(rank, m.KillRole(start, KILL_GRACE_S))
             case c.FormGroup(seq=seq, group=group, members=members, epoch=epoch, attempt=attempt):
                 prefix = f"{self._meeting.incarnation}/{epoch}/{group}/{attempt}"
+                unit = self._former(members[0])
                 for index, rank in enumerate(members):
-                    self._to_roles((rank,), m.FormMembers(seq, prefix, index, len(members)))
-            case c.WarmStart(seq=seq, ranks=ranks):
-                self._to_roles(ranks, m.StartWarm(seq))
+                    self._to_unit(unit, m.FormMembers(seq, prefix, index, len(members)), rank)
+            case c.WarmStart(seq=seq):
+                self._to_unit(CORE, m.StartWarm(seq))
             case c.SetTimer(seq=seq, at=at):
                 self._tasks.start_soon(self._timer, seq, at)
             case c.BatchConsumed(batch=batch):
                 self._screen.command(self.clock(), command)
                 if (batch + 1) % self.config.scheduler.tree.save_steps == 0:
                     self._tasks.start_soon(self.save_tree)
-            case c.Report() | c.Evaluated():
+            case c.Report() | c.Evaluated() | c.MoveChanged():
                 self._screen.command(self.clock(), command)
+            case c.AnswerOrder(id=id, accepted=accepted, reason=reason, epoch=epoch):
+                self.control.desk.answered(id, accepted, reason, epoch)
             case c.FinishRun():
                 self.finish = command
                 self.finished.set()
@@ -146,17 +170,35 @@ class Shell:
         counts = self.episodes.counts(command.slots)
         for rank, micro_batch in zip(command.ranks, command.slots, strict=True):
             samples = self.episodes.samples(micro_batch.rows if micro_batch else ())
-            self._to_roles((rank,), m.RunRound(command.seq, command.index, samples, counts))
+            self._to_unit(CORE, m.RunRound(command.seq, command.index, samples, counts), rank)
+
+    def _accumulate(self, command: c.Accumulate) -> None:
+        counts = self.episodes.counts(command.slots)
+        for rank, micro_batch in zip(command.ranks, command.slots, strict=True):
+            samples = self.episodes.samples(micro_batch.rows if micro_batch else ())
+            order = m.Accumulate(command.seq, command.step, command.step, command.loss_tokens, samples, counts)
+            self._to_unit(command.replica, order, rank)
+
+    def _fetch_share(self, command: c.FetchShare) -> None:
+        """What goes with the share is counted once: by the core's first rank."""
+        offers = [self._offers[command.replica][rank] for rank in command.sources]
+        addresses = tuple(offer.address for offer in offers)
+        deadline_s = self.config.deadline.share_s
+        for index, rank in enumerate(command.ranks):
+            notes = [] if index else [offer.note for offer in offers]
+            order = m.FetchShare(
+                command.seq, command.step, command.replica, offers[0].version, addresses, notes, deadline_s
+            )
+            self._to_unit(CORE, order, rank)
 
     def _start_role(self, command: c.StartRole) -> None:
-        self._starts[command.rank] = command.seq
-        self._roles.pop(command.rank, None)
+        self._starts[command.seq] = command
         spec = m.RoleSpec(
             rank=command.rank,
             start=command.seq,
             role=command.role,
             epoch=command.epoch,
-            engine=command.engine,
+            unit=command.unit,
             bucket=command.bucket,
             incarnation=self._meeting.incarnation,
             token=self._meeting.token,
@@ -165,7 +207,8 @@ class Shell:
             config=self._config_json,
             emulated=self.config.emulated,
         )
-        log = str(self._run_dir / "logs" / f"rank-{command.rank}.{command.role}.{command.epoch}.log")
+        role = command.role if command.unit == CORE else f"{command.role}-{command.unit}"
+        log = str(self._run_dir / "logs" / f"rank-{command.rank}.{role}.log")
         self._to_supervisor(command.rank, m.SpawnRole(command.seq, spec, log))
         self.monitor.role_started(command.rank, command.seq)
 
@@ -173,15 +216,23 @@ class Shell:
         await self.clock.sleep_until(at)
         self.runtime.post(e.TimerFired(max(at, self.clock()), seq))
 
-    def _to_roles(self, ranks: tuple[int, ...], message: m.Message) -> None:
-        """A rank without a role link is down: its RoleExited is on its way, and the core acts on that."""
-        for rank in ranks:
-            if (link := self._roles.get(rank)) is not None:
+    def _to_unit(self, id: int, message: m.Message, rank: int | None = None) -> None:
+        """To all roles of a unit, or to that of one rank. One without a link is down: its end is on its way to the core."""
+        unit = self.core.fleet.unit(id)
+        for member in unit.ranks if unit is not None and rank is None else (rank,):
+            start = unit.starts.get(member, 0) if unit is not None and member is not None else 0
+            if (link := self._roles.get(start)) is not None:
                 link.send(message)
 
     def _to_leader(self, engine: int, message: m.Message) -> None:
-        """The first rank of an engine runs its turns."""
-        self._to_roles(self.core.fleet.engines[engine].ranks[:1], message)
+        """The first rank of an engine runs its turns. An engine that has moved away needs nothing any more."""
+        if (unit := self.core.fleet.engines.get(engine)) is not None:
+            self._to_unit(engine, message, unit.ranks[0])
+
+    def _former(self, rank: int) -> int:
+        """The unit of `rank` that is about to form its group."""
+        units = [self._starts[start].unit for start in self._roles if self._starts[start].rank == rank]
+        return next(id for id in units if (u := self.core.fleet.unit(id)) is not None and u.state == "forming")
 
     def _to_supervisor(self, rank: int, message: m.Message) -> None:
         if (link := self._supervisors.get(rank)) is not None:
@@ -190,6 +241,15 @@ class Shell:
     def _noticed(self, event: e.RoleStalled) -> None:
         """The monitor watches by real seconds."""
         self.runtime.post(msgspec.structs.replace(event, t=self.clock()))
+
+    def _order(self, request: OrderRequest, author: str) -> None:
+        """A person's order, on its way into the core as soon as the present event is done with."""
+
+        async def give() -> None:
+            order = e.OrderGiven(self.clock(), request.id, author, request.expected_epoch, request.order)
+            self.runtime.post(order)
+
+        self._tasks.start_soon(give)
 
     async def save_tree(self) -> None:
         """Write what scheduling has learnt; a disk that refuses costs this file, never the run."""
@@ -247,17 +307,20 @@ class Shell:
         heard any more, and no process of an earlier start is let in again."""
         self._supervisors.pop(rank).close()
         self.monitor.left(rank)
-        self._starts.pop(rank, None)
-        if (role := self._roles.pop(rank, None)) is not None:
-            role.close()
+        for start in [start for start, command in self._starts.items() if command.rank == rank]:
+            self._forget_role(start)
         if not self.finished.is_set():
             self.runtime.post(e.RankLost(self.clock(), rank, reason))
         elif not self._supervisors:
             self.all_gone.set()
 
+    def _forget_role(self, start: int) -> None:
+        self._starts.pop(start, None)
+        if (role := self._roles.pop(start, None)) is not None:
+            role.close()
+
     def _role_exited(self, rank: int, start: int, code: int, log_tail: str) -> None:
-        if self._starts.get(rank) == start:
-            self._roles.pop(rank, None)
+        self._forget_role(start)
         self.monitor.role_ended(rank, start)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         reason = self._complaints.pop(start, "") or f"its process {how}"
@@ -266,29 +329,29 @@ class Shell:
             self.runtime.post(e.RoleExited(self.clock(), rank, start, code, reason))
 
     async def _serve_role(self, link: Link, hello: m.RoleHello, reader: AsyncReader[m.ToController]) -> None:
-        if self._starts.get(hello.rank) != hello.start:
+        known = self._starts.get(hello.start)
+        if known is None or known.rank != hello.rank:
             link.send(m.Refused(f"rank {hello.rank} does not run the role of start {hello.start} any more"))
             return
-        self._roles[hello.rank] = link
+        self._roles[hello.start] = link
         self.runtime.post(e.RoleReady(self.clock(), hello.start, hello.rank))
         try:
             while True:
                 message = await reader.receive()
-                if self._roles.get(hello.rank) is not link:
-                    return  # an earlier process of this rank: its word does not count any more
-                self._heard(hello.rank, hello.start, message)
+                if self._roles.get(hello.start) is not link:
+                    return  # it counts as ended: its word does not count any more
+                self._heard(known, message)
         except WireError as x:
             self._complaints.setdefault(hello.start, str(x))
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the supervisor reports its end
 
-    def _heard(self, rank: int, start: int, message: m.ToController) -> None:
-        now = self.clock()
-        engine = self.core.fleet.ranks[rank].engine
+    def _heard(self, role: c.StartRole, message: m.ToController) -> None:
+        now, rank, unit = self.clock(), role.rank, role.unit
         match message:
             case m.TurnsDone(turns=turns) | m.EmulatedTurnsDone(turns=turns):
                 for turn in turns:
-                    if (event := self.episodes.took(turn, engine)) is not None:
+                    if (event := self.episodes.took(turn, unit)) is not None:
                         self.runtime.post(event)
             case m.RoundFinished(cmd=cmd, seconds=seconds):
                 self.runtime.post(e.RoundDone(now, cmd, rank, seconds))
@@ -300,14 +363,21 @@ class Shell:
             case m.Held(version=version, address=address):
                 self._sources[rank] = address
                 self.runtime.post(e.WeightsHeld(now, rank, version))
-            case m.Installed() | m.InstallFailed() if rank != self.core.fleet.engines[engine].ranks[0]:
-                pass  # the engine's first rank speaks for all
             case m.Installed(cmd=cmd, version=version, seconds=seconds):
-                self.runtime.post(e.WeightsInstalled(now, cmd, engine, version, seconds))
+                self.runtime.post(e.WeightsInstalled(now, cmd, rank, version, seconds))
             case m.InstallFailed(cmd=cmd, version=version, reason=reason):
-                self.runtime.post(e.WeightsFailed(now, cmd, engine, version, reason))
+                self.runtime.post(e.WeightsFailed(now, cmd, rank, version, reason))
+            case m.RoundRefused(cmd=cmd, reason=reason):
+                self.runtime.post(e.RoundRefused(now, cmd, rank, reason))
+            case m.ShareOffered(cmd=cmd):
+                self._offers.setdefault(unit, {})[rank] = message
+                self.runtime.post(e.ShareOffered(now, cmd, rank))
+            case m.ShareFetched(cmd=cmd, seconds=seconds):
+                self.runtime.post(e.ShareHeld(now, cmd, rank, seconds))
+            case m.ShareLost(cmd=cmd, reason=reason):
+                self.runtime.post(e.ShareLost(now, cmd, rank, reason))
             case m.EngineStats():
-                self._screen.engine_stats(engine, message)
+                self._screen.engine_stats(unit, message)
             case m.Formed(cmd=cmd):
                 self.runtime.post(e.GroupFormed(now, cmd, rank))
             case m.WarmProgress():
@@ -315,7 +385,7 @@ class Shell:
             case m.Warmed(cmd=cmd, cached=cached, loss=loss, seconds=seconds):
                 self.runtime.post(e.WarmStarted(now, cmd, rank, cached, loss, seconds))
             case m.Complaint(reason=reason, trace=trace):
-                self._complaints[start] = reason
+                self._complaints[role.seq] = reason
                 self._screen.log(f"rank {rank}: {trace}")
             case _:
                 raise WireError(f"unexpected {type(message).__name__} on a role link")

@@ -6,7 +6,7 @@ What depends on how ranks get their roles stands in the functions at the end. At
 snapshot takes milliseconds (`tests/bench/control.py`): nothing here walks through all trajectories.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from libra.control.snapshot import (
     AllocationPart,
     BucketRow,
     EngineRow,
+    MoveRow,
     PacePart,
     RankRow,
     ReplicaRow,
@@ -26,22 +27,32 @@ from libra.control.snapshot import (
 from libra.controller.follow import Follower
 from libra.core.coordinator import Core
 from libra.core.fleet import DeviceRank, Engine
+from libra.core.handover import Move
 from libra.telemetry.display import RunView
 from libra.telemetry.summary import Tally
 from libra.wire.messages import EngineStats
 
 TAIL = 24
 """Trajectories in a snapshot."""
+RECENT_MOVES = 8
 SLOW_FACTOR = 2.0
 """Times the mean age at which trajectories end."""
 
 
-class Liveness(Protocol):
-    """What heartbeats tell of a rank."""
+class Progress(Protocol):
+    """What heartbeats tell of a role."""
 
-    seen: float
     doing: str
     beats: int
+
+
+class Liveness(Protocol):
+    """What heartbeats tell of a rank: when, and of its roles by their start."""
+
+    @property
+    def seen(self) -> float: ...
+    @property
+    def roles(self) -> Mapping[int, Progress]: ...
 
 
 class Gauges(Protocol):
@@ -87,7 +98,7 @@ class Looker:
             trainer=trainer(core, self._follower, now),
             ranks=tuple([self._rank(rank, names, now) for rank in core.fleet.ranks.values()]),
             engines=tuple([self._engine(engine, names) for engine in engines(core)]),
-            replicas=replicas(core),
+            replicas=replicas(core, self._follower.micro_batches),
             buckets=self._buckets(now),
             tail=tuple([row for id in self._follower.tail(TAIL) if (row := self._tail(id, now)) is not None]),
             tail_of=len(self._follower.flights),
@@ -123,20 +134,22 @@ class Looker:
     def _rank(self, rank: DeviceRank, names: list[str], now: float) -> RankRow:
         alive = self._liveness(rank.rank)
         host, device = self._follower.hosts.get(rank.rank, ("", ""))
+        unit = self._core.fleet.unit(rank.unit)
+        role = alive.roles.get(unit.starts.get(rank.rank, 0)) if alive and unit else None
         return RankRow(
             rank.rank,
             host,
             device,
-            role_of(rank),
-            rank.engine,
-            names[rank.bucket] if rank.bucket >= 0 else "",
-            rank.status,
+            self._core.fleet.role_of(rank.rank),
+            rank.unit,
+            names[unit.bucket] if unit and unit.bucket >= 0 else "",
+            unit.state if unit and rank.status == "here" else rank.status,
             max(0.0, now - alive.seen) if alive else None,
-            alive.doing if alive else "",
-            alive.beats if alive else -1,
+            role.doing if role else "",
+            role.beats if role else -1,
             self._follower.busy_s.get(rank.rank, 0.0),
-            rank.restarts,
-            rank.epoch,
+            unit.restarts if unit else 0,
+            rank.move,
         )
 
     def _engine(self, engine: Engine, names: list[str]) -> EngineRow:
@@ -149,7 +162,7 @@ class Looker:
             engine.ranks,
             load.up,
             load.version,
-            engine.installing_version if engine.installing else -1,
+            engine.asked if engine.command and engine.asked > engine.version else -1,
             said.running if said else load.running,
             said.waiting if said else 0,
             held / load.kv_tokens,
@@ -235,28 +248,41 @@ def trainer(core: Core, follower: Follower, now: float) -> TrainerPart:
     )
 
 
-# --- how ranks get their roles: once, from the configuration
+# --- who does what
 
 
 def engines(core: Core) -> Iterable[Engine]:
-    return core.fleet.engines
+    return core.fleet.engines.values()
 
 
-def replicas(core: Core) -> tuple[ReplicaRow, ...]:
-    return ()
-
-
-def role_of(rank: DeviceRank) -> str:
-    return "lost" if rank.status == "lost" else rank.role
+def replicas(core: Core, taken: Mapping[int, int]) -> tuple[ReplicaRow, ...]:
+    """`taken`: micro-batches by replica."""
+    return tuple(
+        ReplicaRow(r.id, r.ranks, r.state, r.version, taken.get(r.id, 0)) for r in core.fleet.replicas.values()
+    )
 
 
 def epoch(core: Core) -> int:
     """Of the allocation: what orders are compared with."""
-    return 0
+    return core.fleet.epoch
 
 
 def allocation(core: Core) -> AllocationPart:
     count = {"trainer": 0, "rollout": 0, "gradient": 0, "moving": 0, "spare": 0, "lost": 0}
-    for rank in core.fleet.ranks.values():
-        count[role_of(rank)] += 1
-    return AllocationPart(epoch=epoch(core), **count, hold_until=None, moves=(), recent=(), proposal="")
+    for rank in core.fleet.ranks:
+        count[core.fleet.role_of(rank)] += 1
+    elastic = core.elastic
+    return AllocationPart(
+        epoch=core.fleet.epoch,
+        **count,
+        hold_until=elastic.hold_until if elastic.hold_until > core.out.now else None,
+        moves=tuple(_move(move) for move in core.handover.moves.values()),
+        recent=tuple(_move(move) for move in elastic.history[-RECENT_MOVES:]),
+        proposal=elastic.proposal.reason if elastic.proposal else "",
+    )
+
+
+def _move(move: Move) -> MoveRow:
+    return MoveRow(
+        move.id, move.ranks, move.what, move.stage, round(move.began, 3), round(move.since, 3), move.author, move.reason
+    )

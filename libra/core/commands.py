@@ -89,10 +89,14 @@ class Generate(Command, frozen=True, tag=True, array_like=True):
 
 
 class CutTurn(Command, frozen=True, tag=True, array_like=True):
-    """End the trajectory's running turn at a token boundary: `engine` answers its `Generate` with what it has."""
+    """End the running turn that `Generate` number `turn` began at its next token: `TurnGenerated` answers that command, as cut.
+
+    A turn that has ended by itself meanwhile answers as it would have: the order comes too late and does nothing.
+    """
 
     traj: int
     engine: int
+    turn: int
 
 
 class Act(Command, frozen=True, tag=True, array_like=True):

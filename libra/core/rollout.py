@@ -283,7 +283,7 @@ class Rollout:
     def cut(self, engine: Engine) -> None:
         """End its running turns at a token boundary: each comes back with what it has, and goes on elsewhere."""
         for traj in self._running.get(engine.id, {}).values():
-            self.out.put(CutTurn(self.out.next_seq(), traj.id, engine.id))
+            self.out.put(CutTurn(self.out.next_seq(), traj.id, engine.id, traj.awaited))
 
     def stages(self) -> dict[str, int]:
         """How many trajectories are in each stage."""

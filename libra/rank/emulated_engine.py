@@ -25,7 +25,7 @@ class EmulatedEngine(EmulatedRole):
         spec = link.spec
         bucket = self.config.bucket[spec.bucket]
         costs = EngineCost(self.cost.hardware, self.cost.model, bucket.tp)
-        self.machine = Machine(spec.engine, costs, bucket.kv_tokens or costs.capacity_tokens)
+        self.machine = Machine(spec.unit, costs, bucket.kv_tokens or costs.capacity_tokens)
         self._install_s = install_s(self.config, self.cost, bucket)
         self._truth = Truth(self.config.truth)
         self._running: dict[int, int] = {}

@@ -18,12 +18,13 @@ from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
+from libra.core.fleet import CORE
 from libra.core.learned import Learned
 from libra.errors import CoreError
 from libra.sim.machine import NEVER, Machine, Row
 from libra.sim.plan import Plan, plan
 from libra.sim.report import Recorder, SimReport
-from libra.sim.seconds import round_s
+from libra.sim.seconds import joining_s, replica_install_s, round_s, share_s
 from libra.sim.source import reward
 from libra.workload.trace import TraceTrajectory
 
@@ -99,14 +100,18 @@ class Simulation:
         self._heap: list[tuple[float, int, e.AnyEvent | tuple[Machine, int] | Callable[[], None]]] = []
         self._n = 0
         self._episodes: dict[int, Episode] = {}
-        self._buckets = [i for i, b in enumerate(config.bucket) for _ in range(b.engines)]
-        self._machines = [self._machine(i) for i in range(len(self._buckets))]
+        self._machines: dict[int, Machine] = {}
+        """Of the engines that stand, by id."""
         self._gone: list[Machine] = []
-        """Machines of engines that were replaced."""
-        self._reserved = [0] * len(self._machines)
-        self._running = [0] * len(self._machines)
-        self._starts: dict[int, int] = {}
-        self._trainer_free_s = 0.0
+        """Of engines that ended."""
+        self._reserved: dict[int, int] = {}
+        self._running: dict[int, int] = {}
+        self._starts: dict[int, c.StartRole] = {}
+        """Role processes that run, by their start."""
+        self._installs: dict[int, c.InstallWeights] = {}
+        self._free_s: dict[int, float] = {}
+        """When the core, or a gradient replica, has done what it was told so far; by unit."""
+        self._warm = False
 
     def still_to_sample(self, traj: int) -> int:
         """The truth, for the policy that is allowed to know it."""
@@ -133,7 +138,9 @@ class Simulation:
         return self.report()
 
     def report(self) -> SimReport:
-        return self.recorder.report([*self._gone, *self._machines], self.core.placement.correction.kinds(), self.now)
+        return self.recorder.report(
+            [*self._gone, *self._machines.values()], self.core.placement.correction.kinds(), self.now
+        )
 
     # --- the heap
 
@@ -173,8 +180,19 @@ class Simulation:
                     self._discard(traj)
             case c.SetTimer(seq=seq, at=at):
                 self._at(at, e.TimerFired(at, seq))
-            case c.Round():
+            case c.CutTurn(engine=engine, turn=turn):
+                self._machines[engine].cut(turn, self.now)
+                self._appointment(self._machines[engine])
+            case c.Round() | c.Accumulate():
                 self._round(command)
+            case c.OfferShare(seq=seq, replica=replica, ranks=ranks):
+                t = max(self.now, self._free_s.get(replica, 0.0))
+                for rank in ranks:
+                    self._at(t, e.ShareOffered(t, seq, rank))
+            case c.FetchShare(seq=seq, ranks=ranks):
+                seconds = share_s(self.plan.cost, len(ranks), self.config.simulation.same_node)
+                for rank in ranks:
+                    self._at(self.now + seconds, e.ShareHeld(self.now + seconds, seq, rank, seconds))
             case c.CloseStep():
                 self._close(command)
             case c.InstallWeights():
@@ -182,6 +200,7 @@ class Simulation:
             case c.StartRole():
                 self._start(command)
             case c.StopRole(rank=rank, start=start, reason=reason):
+                self._stop(start)
                 self._at(self.now, e.RoleExited(self.now, rank, start, -9, reason))
             case c.FormGroup(seq=seq, members=members):
                 for rank in members:
@@ -190,40 +209,56 @@ class Simulation:
                 for rank in ranks:
                     self._at(self.now, e.WarmStarted(self.now, seq, rank, True, 0.0, 0.0))
                     self._at(self.now, e.WeightsHeld(self.now, rank, 0))
+                self._warm = True
             case c.FinishRun():
                 self.finish = command
-            case c.OpenStep() | c.Report() | c.BatchConsumed() | c.Evaluated():
+            case c.OpenStep() | c.Report() | c.BatchConsumed() | c.Evaluated() | c.MoveChanged() | c.AnswerOrder():
                 pass
             case _:
                 raise TypeError(f"no way to carry out {type(command).__name__}")
 
     # --- roles and weights
 
-    def _machine(self, engine: int) -> Machine:
-        bucket = self._buckets[engine]
-        return Machine(engine, self.plan.engines[bucket], self.config.bucket[bucket].kv_tokens)
-
     def _start(self, command: c.StartRole) -> None:
-        if command.rank in self._starts and command.engine >= 0:  # a replaced engine: what it held is gone
-            engine = command.engine
-            self._gone.append(self._machines[engine])
-            self._machines[engine] = self._machine(engine)
-            self._reserved[engine] = self._running[engine] = 0
-            for episode in self._episodes.values():
-                if episode.engine == engine:
-                    episode.engine, episode.cmd = -1, 0
-        self._starts[command.rank] = command.seq
-        self._at(self.now, e.RoleReady(self.now, command.seq, command.rank))
+        """At once before the run is warm; later, when ranks move, it takes what a change of role takes."""
+        self._starts[command.seq] = command
+        if command.role == "rollout" and command.unit not in self._machines:
+            bucket = self.config.bucket[command.bucket]
+            self._machines[command.unit] = Machine(command.unit, self.plan.engines[command.bucket], bucket.kv_tokens)
+            self._reserved[command.unit] = self._running[command.unit] = 0
+        t = self.now + (joining_s(self.plan.cost, command.role) if self._warm else 0.0)
+        self._at(t, e.RoleReady(t, command.seq, command.rank))
+
+    def _stop(self, start: int) -> None:
+        """What an engine held is gone with it; the core has placed its turns anew, or drained it before."""
+        command = self._starts.pop(start, None)
+        machine = self._machines.pop(command.unit, None) if command is not None else None
+        if machine is None:
+            return
+        self._gone.append(machine)
+        for episode in self._episodes.values():
+            if episode.engine == machine.id:
+                episode.engine, episode.cmd = -1, 0
 
     def _install(self, command: c.InstallWeights) -> None:
-        seconds = self.plan.install_s[self._buckets[command.engine]] if command.version else 0.0
-        machine = self._machines[command.engine]
+        machine = self._machines.get(command.unit)
+        if machine is None:
+            self._install_replica(command)
+            return
+        seconds = self.plan.install_s[self.core.fleet.bucket_of(machine.id)] if command.version else 0.0
+        self._installs[command.seq] = command
 
         def arrived() -> None:
             machine.swap(command.seq, command.version, seconds, self.now)
             self._appointment(machine)
 
         self._at(self.now + seconds, arrived)
+
+    def _install_replica(self, command: c.InstallWeights) -> None:
+        seconds = replica_install_s(self.config, self.plan.cost) if command.version else 0.0
+        t = max(self.now + seconds, self._free_s.get(command.unit, 0.0))
+        for rank in command.ranks:
+            self._at(t, e.WeightsInstalled(t, command.seq, rank, command.version, seconds))
 
     # --- trajectories
 
@@ -257,7 +292,7 @@ class Simulation:
         traj, engine, now = command.traj, command.engine, self.now
         episode, machine = self._episodes[traj], self._machines[engine]
         self._reserve(command, episode, machine)
-        if episode.engine not in (-1, engine):
+        if episode.engine != engine and episode.engine in self._machines:
             self._machines[episode.engine].forget(traj)  # a trajectory that moves leaves no prefix behind
         episode.stages[0] += now - episode.entered
         episode.entered = now
@@ -272,7 +307,7 @@ class Simulation:
 
     def _reserve(self, command: c.Generate, episode: Episode, machine: Machine) -> None:
         engine = command.engine
-        bucket = self.config.bucket[self._buckets[engine]]
+        bucket = self.config.bucket[self.core.fleet.bucket_of(engine)]
         episode.reserved = episode.context + math.ceil(self.config.scheduler.reserve_share * command.max_new_tokens)
         self._reserved[engine] += episode.reserved
         self._running[engine] += 1
@@ -305,7 +340,8 @@ class Simulation:
         if (install := machine.install) is not None:
             cmd, version, seconds = install
             machine.version, machine.install = version, None
-            self._feed(e.WeightsInstalled(self.now, cmd, machine.id, version, seconds))
+            for rank in self._installs.pop(cmd).ranks:
+                self._feed(e.WeightsInstalled(self.now, cmd, rank, version, seconds))
         if self.truth is not None:
             machine.pace = self.truth.pace(machine.id, self.now)
         machine.proceed(self.now)
@@ -368,8 +404,8 @@ class Simulation:
 
     def _discard(self, traj: int) -> None:
         episode = self._episodes.pop(traj)
-        if episode.engine >= 0:
-            machine = self._machines[episode.engine]
+        machine = self._machines.get(episode.engine)
+        if machine is not None:
             if episode.cmd:
                 machine.cancel(episode.cmd, traj, self.now)
                 self._release(episode)
@@ -381,7 +417,8 @@ class Simulation:
 
     # --- training
 
-    def _round(self, command: c.Round) -> None:
+    def _round(self, command: c.Round | c.Accumulate) -> None:
+        """Of the core, or of a replica; each takes one after the other."""
         slots: list[list[int]] = []
         for micro in command.slots:
             slots.append([])
@@ -392,8 +429,10 @@ class Simulation:
                 episode.entered, episode.in_training = self.now, True
                 slots[-1].append(episode.context)
         seconds = round_s(self.config, self.plan.cost, slots)
-        self.recorder.trainer_busy_s += seconds
-        self._trainer_free_s = t = max(self.now, self._trainer_free_s) + seconds
+        unit = command.replica if isinstance(command, c.Accumulate) else CORE
+        if unit == CORE:
+            self.recorder.trainer_busy_s += seconds
+        self._free_s[unit] = t = max(self.now, self._free_s.get(unit, 0.0)) + seconds
         for rank in command.ranks:
             self._at(t, e.RoundDone(t, command.seq, rank, seconds))
 
@@ -405,7 +444,7 @@ class Simulation:
             )
 
     def _close(self, command: c.CloseStep) -> None:
-        t = max(self.now, self._trainer_free_s)
+        t = max(self.now, self._free_s.get(CORE, 0.0))
         for rank in command.ranks:
             self._at(t, e.StepDone(t, command.seq, rank, True, 0.0, 0.0, 0.0))
             self._at(t, e.WeightsHeld(t, rank, command.version))

@@ -127,7 +127,7 @@ class RoleSpec(Message, frozen=True, tag=True):
     start: int
     role: Literal["trainer", "rollout", "gradient"]
     epoch: int
-    engine: int
+    unit: int
     bucket: int
     incarnation: str
     token: str

@@ -212,7 +212,7 @@ class VirtualShell:
 
     def cut(self, command: c.CutTurn) -> None:
         held = self.reserved[command.engine]
-        seq, room = next((seq, room) for seq, (traj, room) in held.items() if traj == command.traj)
+        seq, (_, room) = command.turn, held[command.turn]
         most = room - self.episodes[command.traj].context
         tokens = self.random.randrange(max(1, most))
         version = self.engine_version[command.engine] if tokens else -1
