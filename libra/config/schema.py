@@ -67,7 +67,7 @@ class ElasticConfig(_Table, frozen=True):
     """off: ranks move on a person's order only. balance: see `libra.core.balance`."""
     prepare_first: bool = False
     """The new role starts while the old one still works: both must fit on the device together."""
-    margin: Annotated[float, Meta(ge=0, lt=1)] = 0.05
+    margin: Fraction = 0.05
     """What the slower stage must gain by a move, as a share of its seconds."""
     patience: PosInt = 2
     """Batches in a row that must ask for the same move."""
