@@ -115,9 +115,8 @@ def test_a_slow_share_is_added_when_it_is_there_and_delays_no_round_before() -> 
 def test_a_share_is_fetched_while_the_core_is_inside_a_round() -> None:
     with lending() as (stage, core, _, offered):
         first, second = core.members
-        entered = stage.ask(
-            [first], lambda cmd, _: m.RunRound(cmd, 0, KEPT)
-        )  # it waits for the second in its collectives
+        # Its collectives wait for the second rank.
+        entered = stage.ask([first], lambda cmd, _: m.RunRound(cmd, 0, KEPT))
         fetch(stage, core.members, 0, 5, offered, [o.address for o in offered], ANSWER_S).wait(m.ShareFetched)
         assert not entered.answers
         stage.ask([second], lambda cmd, _: m.RunRound(cmd, 0, [])).wait(m.RoundFinished)
