@@ -73,20 +73,22 @@ def main(words: list[str]) -> None:
 
 
 def figures(events: Iterable[e.AnyEvent]) -> dict[str, Any]:
-    first = last = 0.0
+    first: float | None = None
+    last = 0.0
     ended: dict[int, tuple[float, int, int]] = {}
     steps: list[float] = []
     for event in events:
         match event:
             case e.TurnReady(t=t):
-                first = first or t
+                first = t if first is None else first
             case e.EpisodeEnded(t=t, traj=traj):
                 ended[traj], last = (event.reward, event.loss_tokens, event.total_tokens), t
             case e.StepDone(t=t, rank=1):
-                steps.append(t - first)
+                steps.append(t)
             case _:
                 pass
-    return {"makespan_s": last - first, "steps_s": steps, "ended": ended}
+    start = first or 0.0
+    return {"makespan_s": last - start, "steps_s": [t - start for t in steps], "ended": ended}
 
 
 def shown(found: dict[str, Any]) -> dict[str, Any]:
