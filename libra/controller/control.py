@@ -36,7 +36,10 @@ def viewers_group(config: Config) -> int | None:
 
 
 class ControlRoom:
-    """`give` hands orders to the core, None while it takes none; its answers come through `desk.answered`."""
+    """`give` hands orders to the core, None while it takes none; its answers come through `desk.answered`.
+
+    `wall`: what heartbeats are timed with, where that is not the run's clock.
+    """
 
     def __init__(
         self,
@@ -47,10 +50,11 @@ class ControlRoom:
         incarnation: str,
         log: Callable[[str], None],
         give: Give | None = None,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         self.core = core
         self.follower = Follower(core, self._publish, self._wants_decisions)
-        looker = view.Looker(core, self.follower, gauges, liveness, clock)
+        looker = view.Looker(core, self.follower, gauges, liveness, clock, wall or clock)
         self.hub = Hub(looker.snapshot, clock)
         self.desk = OrderDesk(core.config.control.override, give, partial(view.epoch, core), self._answered)
         self.server = ControlServer(core.config.run.name, incarnation, self.hub, self.desk, log)

@@ -68,7 +68,7 @@ class Gauges(Protocol):
 
 
 class Looker:
-    """`liveness(rank)` is None for a rank that is not linked."""
+    """`liveness(rank)` is None for a rank that is not linked; its times are read off `wall`, all others off the run's clock."""
 
     def __init__(
         self,
@@ -77,7 +77,9 @@ class Looker:
         gauges: Gauges,
         liveness: Callable[[int], Liveness | None],
         clock: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
+        self._wall = wall
         self._core = core
         self._follower = follower
         self._gauges = gauges
@@ -144,7 +146,7 @@ class Looker:
             rank.unit,
             names[unit.bucket] if unit and unit.bucket >= 0 else "",
             unit.state if unit and rank.status == "here" else rank.status,
-            max(0.0, now - alive.seen) if alive else None,
+            max(0.0, self._wall() - alive.seen) if alive else None,
             role.doing if role else "",
             role.beats if role else -1,
             self._follower.busy_s.get(rank.rank, 0.0),

@@ -189,7 +189,9 @@ class Lifecycle:
     def warm_started(self, e: WarmStarted) -> None:
         if e.cmd == self._warm_seq and e.rank in self._unwarmed:
             self._unwarmed.remove(e.rank)
-            self.warmed = not self._unwarmed
+            if not self._unwarmed:
+                self.warmed = True
+                self.fleet.core.state = "serving"
 
     # --- down
 
