@@ -33,7 +33,7 @@ def check(
     `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
     out what depends on this machine (disk, loopback, groups), `live=False` what a simulation may do and a live run may not.
     """
-    problems = [*_ranks(config, world_size, source), *_lag(config), *_names(config)]
+    problems = [*_ranks(config, world_size, source), *_allocation(config), *_lag(config), *_names(config)]
     if live:
         problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
@@ -52,6 +52,22 @@ def _ranks(config: Config, world_size: int | None, source: str) -> Iterator[str]
             f"world size: got {world_size}, expected {needed} (1 controller + {config.devices} devices: "
             f"{config.allocation.trainer} trainers, {config.devices - config.allocation.trainer} for engines); "
             f"start it with: torchrun --nproc-per-node {needed} -m libra.launch {source}"
+        )
+
+
+def _allocation(config: Config) -> Iterator[str]:
+    """Ranks move in whole replicas: those that lend from the start are as many as some replicas take."""
+    replica, gradient = config.allocation.replica, config.allocation.gradient
+    if gradient % replica:
+        yield (
+            f"allocation.gradient: got {gradient}, expected a multiple of allocation.replica = {replica}: "
+            f"{gradient - gradient % replica} or {gradient - gradient % replica + replica}"
+        )
+    elastic = config.elastic.rule != "off"
+    if elastic and replica > config.devices - config.allocation.trainer - min(b.tp for b in config.bucket):
+        yield (
+            f"allocation.replica: got {replica}, expected fewer: one replica and one engine do not fit on the "
+            f'{config.devices - config.allocation.trainer} ranks outside the core; set elastic.rule = "off", or use more engines'
         )
 
 

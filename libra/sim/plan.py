@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from libra.config import preflight
 from libra.config.schema import BucketConfig, Config, CostConfig, TruthConfig, WorkloadConfig
 from libra.core.cost import EngineCost
-from libra.core.cost.training import TrainLayout, layout_problems, train_memory
+from libra.core.cost.training import REPLICA_BYTES, TrainLayout, layout_problems, train_memory
 from libra.core.learned import Learned
 from libra.errors import LibraError, PreflightError
 from libra.sim.seconds import install_s, replica_of
@@ -79,7 +79,7 @@ def plan(config: Config) -> Plan:
             )
         buckets.append(structs.replace(bucket, kv_tokens=bucket.kv_tokens or engine.capacity_tokens))
     replica = replica_of(config)
-    problems += _trainer(config, config.cost, replica)
+    problems += [*_trainer(config, config.cost, replica), *_lending(config, config.cost)]
     if problems:
         raise PreflightError(problems)
     complete = structs.replace(config.in_run_seconds, bucket=tuple(buckets))
@@ -119,6 +119,27 @@ def _trainer(config: Config, cost: CostConfig, replica: TrainLayout) -> Iterator
         f"{memory.state_bytes / 1e9:.1f}, activations {memory.activation_bytes / 1e9:.1f}, logits "
         f"{memory.logit_bytes / 1e9:.1f}), expected at most {memory.device_bytes / 1e9:.1f} GB; {mend}"
     )
+
+
+def _lending(config: Config, cost: CostConfig) -> Iterator[str]:
+    """Whether a gradient replica, one layout wide, holds the model."""
+    if not config.allocation.gradient and config.elastic.rule == "off":
+        return
+    width = config.allocation.replica
+    layout = structs.replace(replica_of(config), devices=width)
+    if layout_problems(cost.hardware, cost.model, layout):
+        yield f"allocation.replica: got {width}, expected a multiple of simulation.tp x simulation.pp"
+        return
+    tokens = config.trainer.micro_batch_tokens
+    memory = train_memory(cost.hardware, cost.model, layout, tokens, REPLICA_BYTES)
+    if not memory.fits:
+        wider = (structs.replace(layout, devices=width * 2**i) for i in range(1, 6))
+        fits = [x.devices for x in wider if train_memory(cost.hardware, cost.model, x, tokens, REPLICA_BYTES).fits]
+        mend = f"allocation.replica = {fits[0]} would fit" if fits else "lower trainer.micro_batch_tokens"
+        yield (
+            f"allocation.replica: got {width} devices that need {memory.total_bytes / 1e9:.1f} GB each to lend gradients, "
+            f"expected at most {memory.device_bytes / 1e9:.1f} GB; {mend}"
+        )
 
 
 def _fits(config: Config, cost: CostConfig, layout: TrainLayout, devices: int) -> bool:

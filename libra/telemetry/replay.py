@@ -39,10 +39,13 @@ ANSWERED_BY: dict[type[c.Command], tuple[type[e.Answer], ...]] = {
     c.Generate: (e.TurnGenerated,),
     c.Act: (e.ToolReturned, e.EpisodeEnded, e.TrajectoryFailed),
     c.Round: (e.RoundDone,),
+    c.Accumulate: (e.RoundDone, e.RoundRefused),
+    c.OfferShare: (e.ShareOffered, e.ShareLost, e.RoundRefused),
+    c.FetchShare: (e.ShareHeld, e.ShareLost),
     c.CloseStep: (e.StepDone,),
     c.SetTimer: (e.TimerFired,),
 }
-"""Which events may answer which command. FormGroup, WarmStart, Round and CloseStep are answered once by each rank."""
+"""Which events may answer which command. Those that name ranks are answered once by each of them."""
 
 
 class CoreLike(Protocol):
@@ -78,7 +81,11 @@ class Answers:
             match command:
                 case c.FormGroup(members=ranks):
                     self._owed[command.seq] = set(ranks)
-                case c.WarmStart(ranks=ranks) | c.Round(ranks=ranks) | c.CloseStep(ranks=ranks):
+                case c.WarmStart(ranks=ranks) | c.InstallWeights(ranks=ranks) | c.CloseStep(ranks=ranks):
+                    self._owed[command.seq] = set(ranks)
+                case c.Round(ranks=ranks) | c.Accumulate(ranks=ranks):
+                    self._owed[command.seq] = set(ranks)
+                case c.OfferShare(ranks=ranks) | c.FetchShare(ranks=ranks):
                     self._owed[command.seq] = set(ranks)
                 case _ if type(command) in ANSWERED_BY:
                     self._owed[command.seq] = None

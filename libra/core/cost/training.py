@@ -19,6 +19,8 @@ from libra.errors import PreflightError
 
 OPTIMISER_BYTES = 16
 """A parameter: float32 weight 4, float32 gradient 4, two Adam moments 8 (mixed precision)."""
+REPLICA_BYTES = 8
+"""A parameter of a gradient replica: float32 weight 4, float32 gradient sum 4; it has no optimiser."""
 LOGIT_BYTES = 6
 """A logit: bf16 from the product, float32 in the loss."""
 
@@ -147,8 +149,14 @@ def _links_s(hardware: HardwareConfig, model: ModelShape, layout: TrainLayout, l
     return layout.micro_batches * reductions * allreduce_s(hardware, layout.tp, message)
 
 
-def train_memory(hardware: HardwareConfig, model: ModelShape, layout: TrainLayout, micro_tokens: int) -> TrainMemory:
-    """Bytes on one device with micro-batches of `micro_tokens`; optimiser state is sharded over all devices.
+def train_memory(
+    hardware: HardwareConfig,
+    model: ModelShape,
+    layout: TrainLayout,
+    micro_tokens: int,
+    state_bytes: int = OPTIMISER_BYTES,
+) -> TrainMemory:
+    """Bytes on one device with micro-batches of `micro_tokens`; the state (so many bytes a parameter) is sharded over all.
 
     Activations kept for the backward of one layer and token, in bf16: two normalised inputs, query, keys, values, attention
     output, and gate, up and product of the feed-forward (of each expert a token visits); attention scores are not kept.
@@ -165,7 +173,7 @@ def train_memory(hardware: HardwareConfig, model: ModelShape, layout: TrainLayou
     in_flight = min(layout.pp, layout.micro_batches)
     kept = layers * model.hidden * in_flight + elements if layout.recompute else layers * elements * in_flight
     return TrainMemory(
-        state_bytes=OPTIMISER_BYTES * model.parameters / layout.devices,
+        state_bytes=float(state_bytes) * model.parameters / layout.devices,
         activation_bytes=kept * ACTIVATION_BYTES * micro_tokens,
         logit_bytes=float(LOGIT_BYTES * model.vocabulary * micro_tokens) / layout.tp,
         device_bytes=hardware.memory_bytes,
