@@ -79,6 +79,8 @@ class Shell:
         match command:
             case c.Generate():
                 self._generate(command)
+            case c.CutTurn(traj=traj, engine=engine):
+                self._to_roles(self.core.fleet.engines[engine].ranks, m.Cut(traj))
             case c.Act():
                 self.episodes.act(command)
             case c.OpenTrajectory():

@@ -84,6 +84,17 @@ class Generate(Command, frozen=True, tag=True, array_like=True):
     max_new_tokens: int
 
 
+class CutTurn(Command, frozen=True, tag=True, array_like=True):
+    """End the running turn that `Generate` number `turn` began at its next token: `TurnGenerated` answers that command, as cut.
+
+    A turn that has ended by itself meanwhile answers as it would have: the order comes too late and does nothing.
+    """
+
+    traj: int
+    engine: int
+    turn: int
+
+
 class Act(Command, frozen=True, tag=True, array_like=True):
     """Give the sampled turn to the environment: a tool call, or the end of the episode."""
 
@@ -202,6 +213,7 @@ AnyCommand = (
     | InstallWeights
     | OpenTrajectory
     | Generate
+    | CutTurn
     | Act
     | Discard
     | OpenStep

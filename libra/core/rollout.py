@@ -13,6 +13,7 @@ from libra.core.events import EpisodeEnded, ToolReturned, TrajectoryFailed, Turn
 from libra.core.fleet import Engine, Fleet
 from libra.core.outbox import Outbox
 from libra.core.placement import Placement
+from libra.core.rebalance import Rebalance
 from libra.core.scheduler.policy import Target
 from libra.core.trajectory import Group, Trajectory
 from libra.core.waiting import FIRST, Lane, WaitingTurns
@@ -42,6 +43,7 @@ class Rollout:
         self.max_wait_s = config.scheduler.max_wait_s
         self.placement = placement
         self.waiting = WaitingTurns()
+        self.rebalance = Rebalance(out, config.scheduler, placement, floor)
         self._alarm = False
         """A timer runs for the turn that has waited longest for a target."""
         self.open_groups = 0
@@ -116,7 +118,7 @@ class Rollout:
 
     def _next_turn(self, traj: Trajectory, context_tokens: int, max_new_tokens: int) -> None:
         traj.context_tokens = context_tokens
-        traj.max_new_tokens = max_new_tokens
+        traj.max_new_tokens = traj.cap_tokens = max_new_tokens
         if max_new_tokens <= 0:  # the environment's limits are reached: it closes the episode
             self._act(traj)
             return
@@ -133,9 +135,12 @@ class Rollout:
         if traj is None or traj.stage != "generating":  # its engine died meanwhile: it is sampled anew elsewhere
             return
         del self._running[traj.engine][traj.id]
+        self.rebalance.over(traj)
         traj.sampled(e.tokens, e.oldest, e.newest)
         self.placement.turn_over(traj, e.tokens, self.out.now)
-        if e.finish == "cut" and traj.max_new_tokens > 0:
+        if e.finish == "cut":
+            if traj.max_new_tokens <= 0:  # a simulated engine may outrun the cap: the rest has the same again
+                traj.max_new_tokens = traj.cap_tokens
             self._resume(traj)
         else:
             traj.turns += 1
@@ -181,6 +186,7 @@ class Rollout:
     def _give_up(self, traj: Trajectory, stage: Literal["failed", "dropped"]) -> None:
         if traj.stage == "generating":
             del self._running[traj.engine][traj.id]
+            self.rebalance.over(traj)
             self.placement.turn_lost(traj)
         self._wait_for(traj, None)
         traj.stage = stage
@@ -205,6 +211,7 @@ class Rollout:
                     lanes.remove(lane)
                 elif lane.head() is None:
                     lanes.remove(lane)
+        self.rebalance.advance()
 
     def _place_head(self, lane: Lane) -> bool:
         """Take the lane's head out: to an engine, or to another lane. False: it has to stay where it is."""
@@ -255,6 +262,7 @@ class Rollout:
         traj.stage = "generating"
         self._running[engine][traj.id] = traj
         traj.awaited = self.out.put(Generate(self.out.next_seq(), traj.id, engine, traj.max_new_tokens))
+        self.rebalance.started(traj)
 
     def _resume(self, traj: Trajectory) -> None:
         """A turn that had been placed already goes before all others of its slot."""
@@ -267,6 +275,7 @@ class Rollout:
         running = list(self._running[engine.id].values())
         self._running[engine.id].clear()
         for traj in running:
+            self.rebalance.over(traj)
             self.placement.turn_lost(traj)
             self._resume(traj)
 

@@ -28,7 +28,7 @@ class Row:
     """One turn (or a part of one) on the engine."""
 
     __slots__ = (
-        "cmd", "context", "end_step", "joined", "left", "oldest", "order", "outgrown", "preempted", "prefill_from",
+        "cmd", "context", "cut", "end_step", "joined", "left", "oldest", "order", "outgrown", "preempted", "prefill_from",
         "sampled", "start_step", "submitted", "traj",
     )  # fmt: skip
 
@@ -50,6 +50,8 @@ class Row:
         self.start_step = self.end_step = 0
         self.order = 0
         self.preempted = False
+        self.cut = False
+        """It is given back unfinished, as ordered."""
         self.outgrown = False
         """It needs more than the whole room of the engine, and is given back unfinished."""
 
@@ -58,7 +60,7 @@ class Machine:
     """`room_tokens` is the KV room. Times are virtual seconds."""
 
     __slots__ = (
-        "_cache", "_cached_tokens", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since", "_stretch",
+        "_cache", "_cached_tokens", "_cuts", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since", "_stretch",
         "appointed", "cost", "decode_s", "id", "install", "kv", "preemptions", "prefill_s", "recomputed_tokens",
         "reused_tokens", "room", "rows", "serial", "state", "steps", "until", "version",
     )  # fmt: skip
@@ -88,6 +90,8 @@ class Machine:
         self._joining: list[Row] = []
         self._ends: list[tuple[int, int, Row]] = []
         self._outgrown: list[Row] = []
+        self._cuts: list[int] = []
+        """Commands whose rows are to be given back at the next boundary."""
         self._lost: set[int] = set()
         """Commands whose rows are to be dropped at the next boundary."""
         self._orders = 0
@@ -114,6 +118,11 @@ class Machine:
         self.forget(traj)
         self._interrupt(now)
 
+    def cut(self, cmd: int, now: float) -> None:
+        """Give a turn back at the end of the step, with what it has sampled by then; nothing if it is over."""
+        self._cuts.append(cmd)
+        self._interrupt(now)
+
     def forget(self, traj: int) -> None:
         """Its prefix will not be used again."""
         self._cached_tokens -= self._cache.pop(traj, (0, 0))[0]
@@ -127,6 +136,14 @@ class Machine:
                 self._appoint(self._since + self.cost.decode_s(self._stretch, len(self.rows), self.kv))
         elif self.state == "idle" and self.until != now:
             self._appoint(now)
+
+    def sampled(self, cmd: int, now: float) -> int:
+        """Tokens of a turn by `now`; 0 for one that is not here."""
+        row = self.rows.get(cmd)
+        if row is None:
+            return next((r.sampled for r in self._queue if r.cmd == cmd), 0)
+        steps = self.steps + (self._steps_in(now - self._since) if self.state == "decode" else 0)
+        return row.sampled + steps - row.start_step
 
     def _steps_in(self, seconds: float) -> int:
         """Whole steps of the present stretch within its first `seconds`."""
@@ -163,6 +180,8 @@ class Machine:
         for row in over:
             if not row.outgrown:
                 self._keep_prefix(row.traj, row.context)
+        if self._cuts:
+            over += self._take_cut()
         self._make_room()
         return over
 
@@ -179,6 +198,8 @@ class Machine:
             self._appoint(now if self._outgrown else NEVER)
             return
         self._stretch = self._next_stretch()
+        if self._cuts:  # ordered at this very boundary
+            self._stretch = min(1, self._stretch)
         self.state = "decode"
         self._appoint(now + self.cost.decode_s(self._stretch, len(self.rows), self.kv))
 
@@ -261,6 +282,22 @@ class Machine:
         for cmd in [c for c in self.rows if c in self._lost]:
             self._leave(self.rows[cmd])
             self._lost.discard(cmd)
+
+    def _take_cut(self) -> list[Row]:
+        """Rows that were ordered to be cut, running or queued; one that has ended is over by itself."""
+        taken: list[Row] = []
+        for cmd in self._cuts:
+            if (row := self.rows.get(cmd)) is not None:
+                self._leave(row)
+                self._keep_prefix(row.traj, row.context)
+            elif (row := next((r for r in self._queue if r.cmd == cmd), None)) is not None:
+                self._queue.remove(row)
+            else:
+                continue
+            row.cut = True
+            taken.append(row)
+        self._cuts.clear()
+        return taken
 
     # --- the prefix cache
 

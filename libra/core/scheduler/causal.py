@@ -32,9 +32,14 @@ SLICES = 6
 WAIT_GAIN = 0.8
 """A wait must promise a finish time of at most this share of the best engine's that is free: estimates of waits are rough."""
 
+CUT_GAIN = 0.8
+"""A cut must promise a finish time of at most this share of the one without."""
+
 
 class Causal(Policy):
     """A forecast is the residual's first four moments in tokens. Costs of candidates are seconds (the square root)."""
+
+    rebalances = True
 
     def __init__(self, shapes: Sequence[Shape], tree: CausalityTree, overtake_s: float) -> None:
         super().__init__(shapes)
@@ -76,8 +81,19 @@ class Causal(Policy):
         reason = "soonest expected finish: stays with its prefix" if stays else "soonest expected finish"
         return Decision(best, reason, tuple(candidates))
 
+    def rather_elsewhere(self, turn: TurnView, offer: Offer) -> bool:
+        """Against staying undisturbed among its present neighbours; leaving makes it prefill, and disturb others."""
+        here = turn.last
+        assert here is not None
+        shape = self.shapes[here.bucket]
+        residual = here.residual_tokens - round(turn.forecast[0])
+        stay = self._finish(turn, shape, here.running - 1, here.context_tokens - turn.context_tokens, residual, 0.0, 0.0)
+        elsewhere: dict[tuple[int, bool], float] = {}
+        move = min(self._cost(turn, e, 0.0, elsewhere) for e in offer.engines if e is not here) if offer.engines != [here] else inf
+        return move < stay * CUT_GAIN * CUT_GAIN
+
     def _cost(self, turn: TurnView, e: EngineLoad, wait_s: float, elsewhere: dict[tuple[int, bool], float]) -> float:
-        """Square seconds; see the module. The mean of F(r)^2, F(r) = start + r (step + growth r), from r's moments."""
+        """Square seconds of beginning there; see the module."""
         shape = self.shapes[e.bucket]
         last, context = turn.last, turn.context_tokens
         if e is last:
@@ -88,18 +104,26 @@ class Causal(Policy):
             if prefill_s < 0.0:
                 source = None if last is None else self.shapes[last.bucket]
                 prefill_s = elsewhere[key] = shape.bring_s(context, turn.cached_tokens, source, key[1])
+        return self._finish(turn, shape, e.running, e.context_tokens, e.residual_tokens, wait_s + prefill_s, prefill_s)
+
+    def _finish(
+        self, turn: TurnView, shape: Shape, rows: int, kv_tokens: int, residual: int, start_s: float, stall_s: float
+    ) -> float:
+        """Square seconds beside `rows` that hold `kv_tokens` and have `residual` tokens to come; own start after `start_s`.
+
+        The mean of F(r)^2, F(r) = start + r (step + growth r), from r's moments, and what the neighbours lose.
+        """
         factor, costs_step_s = shape.factor, shape.costs.step_s
-        step_s = factor * costs_step_s(e.running + 1, e.context_tokens + context)
+        step_s = factor * costs_step_s(rows + 1, kv_tokens + turn.context_tokens)
         growth_s = 0.5 * factor * shape.growth_s
-        start_s = wait_s + prefill_s
         m1, m2, m3, m4 = turn.forecast
         own = start_s * (start_s + 2.0 * (m1 * step_s + m2 * growth_s))
         own += m2 * step_s * step_s + growth_s * (2.0 * m3 * step_s + m4 * growth_s)
-        if not e.running:
+        if rows <= 0:
             return own
-        before_s = factor * costs_step_s(e.running, e.context_tokens)
-        delay_s = (step_s - before_s) * min(m1, e.residual_tokens / e.running) + prefill_s
-        return own + 2.0 * before_s * e.residual_tokens * delay_s
+        before_s = factor * costs_step_s(rows, kv_tokens)
+        delay_s = (step_s - before_s) * min(m1, residual / rows) + stall_s
+        return own + 2.0 * before_s * residual * delay_s
 
     def _wait_s(self, turn: TurnView, e: EngineLoad) -> float:
         """Until enough rows have left: each holds its share of the room and has a mean turn to go, in no known order."""

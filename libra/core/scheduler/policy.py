@@ -77,6 +77,9 @@ class Decision(Struct, frozen=True, gc=False):
 class Policy(ABC):
     """One way to place turns. `shapes` are the buckets, by index."""
 
+    rebalances = False
+    """Whether running turns are looked at again, by `rather_elsewhere`."""
+
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.shapes = shapes
         self.by_tp = sorted(range(len(shapes)), key=lambda b: (shapes[b].tp, b))
@@ -97,6 +100,10 @@ class Policy(ABC):
     @abstractmethod
     def choose(self, turn: TurnView, offer: Offer) -> Decision:
         """Ties break by engine id."""
+
+    def rather_elsewhere(self, turn: TurnView, offer: Offer) -> bool:
+        """Whether the turn, which runs on `turn.last` with all of its context there, should be cut and resumed elsewhere."""
+        return False
 
     # --- what several policies share
 
