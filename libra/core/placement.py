@@ -169,18 +169,18 @@ class Placement:
         route = self._routes[traj.id]
         here = self.fleet.engines[traj.engine].load
         done = self._done(route, here, now)
-        context, left = traj.context_tokens + done, max(1, traj.max_new_tokens - done)
+        context, most = traj.context_tokens + done, traj.max_new_tokens
         forecast = self.policy.forecast(traj.id, traj.sampled_tokens + done - route.told_tokens)
         taken = route.taken
         residual = round(self.policy.residual_tokens(forecast))
-        route.taken = RoomTaken(context, left, taken.need_tokens, residual)
+        route.taken = RoomTaken(context, max(1, most - done), taken.need_tokens, residual)
         here.renew(taken, route.taken)
-        need = context + ceil(self._reserve_share * left)
-        offer = self.index.offer(need, context + left, floor, None)
+        need = context + ceil(self._reserve_share * most)  # at most: `done` is an estimate
+        offer = self.index.offer(need, context + most, floor, None)
         if offer is None:
             return False
         return self.policy.rather_elsewhere(
-            TurnView(traj.id, context, left, need, here, context, forecast, False), offer
+            TurnView(traj.id, context, most, need, here, context, forecast, False), offer
         )
 
     def _done(self, route: Route, load: EngineLoad, now: float) -> int:

@@ -139,8 +139,7 @@ class Rollout:
         traj.sampled(e.tokens, e.oldest, e.newest)
         self.placement.turn_over(traj, e.tokens, self.out.now)
         if e.finish == "cut":
-            if traj.max_new_tokens <= 0:  # a simulated engine may outrun the cap: the rest has the same again
-                traj.max_new_tokens = traj.cap_tokens
+            traj.resumed()
             self._resume(traj)
         else:
             traj.turns += 1

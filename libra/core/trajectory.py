@@ -67,6 +67,11 @@ class Trajectory:
         if tokens and newest > self.newest_version:
             self.newest_version = newest
 
+    def resumed(self) -> None:
+        """The turn was cut and goes on. Only simulated engines outrun a cap: what is left of the turn has it again."""
+        if self.max_new_tokens <= 0:
+            self.max_new_tokens = self.cap_tokens
+
     @property
     def live(self) -> bool:
         return self.stage in ("opening", "waiting", "generating", "acting")

@@ -60,8 +60,8 @@ class Machine:
     """`room_tokens` is the KV room. Times are virtual seconds."""
 
     __slots__ = (
-        "_cache", "_cached_tokens", "_cuts", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since", "_stretch",
-        "appointed", "cost", "decode_s", "id", "install", "kv", "preemptions", "prefill_s", "recomputed_tokens",
+        "_cache", "_cached_tokens", "_cuts", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since",
+        "_stretch", "appointed", "cost", "decode_s", "id", "install", "kv", "preemptions", "prefill_s", "recomputed_tokens",
         "reused_tokens", "room", "rows", "serial", "state", "steps", "until", "version",
     )  # fmt: skip
 

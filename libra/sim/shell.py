@@ -165,6 +165,7 @@ class Simulation:
             case c.Generate():
                 self._generate(command)
             case c.CutTurn(engine=engine, turn=turn):
+                self.recorder.turns_cut += 1
                 self._machines[engine].cut(turn, self.now)
                 self._appointment(self._machines[engine])
             case c.Act():

@@ -129,6 +129,8 @@ class VirtualShell:
                 )
             case c.Generate():
                 self.generate(command)
+            case c.CutTurn():
+                self.cut(command)
             case c.Act():
                 self.act(command)
             case c.Discard():
@@ -172,6 +174,18 @@ class VirtualShell:
             self.soon() * tokens, e.TurnGenerated,
             cmd=command.seq, traj=command.traj, engine=command.engine, tokens=tokens,
             oldest=version, newest=version, finish=finish,
+        )  # fmt: skip
+
+    def cut(self, command: c.CutTurn) -> None:
+        """Soon, with what the turn has by then; it may have ended before, and then the cut finds nothing."""
+        held = self.reserved[command.engine]
+        assert command.turn in held, "only running turns are cut, on their engine"
+        tokens = self.random.randint(0, 3)
+        version = self.engine_version[command.engine] if tokens else -1
+        self.at(
+            self.soon(), e.TurnGenerated,
+            cmd=command.turn, traj=command.traj, engine=command.engine, tokens=tokens,
+            oldest=version, newest=version, finish="cut",
         )  # fmt: skip
 
     def act(self, command: c.Act) -> None:

@@ -87,9 +87,11 @@ class Causal(Policy):
         assert here is not None
         shape = self.shapes[here.bucket]
         residual = here.residual_tokens - round(turn.forecast[0])
-        stay = self._finish(turn, shape, here.running - 1, here.context_tokens - turn.context_tokens, residual, 0.0, 0.0)
+        stay = self._finish(
+            turn, shape, here.running - 1, here.context_tokens - turn.context_tokens, residual, 0.0, 0.0
+        )
         elsewhere: dict[tuple[int, bool], float] = {}
-        move = min(self._cost(turn, e, 0.0, elsewhere) for e in offer.engines if e is not here) if offer.engines != [here] else inf
+        move = min((self._cost(turn, e, 0.0, elsewhere) for e in offer.engines if e is not here), default=inf)
         return move < stay * CUT_GAIN * CUT_GAIN
 
     def _cost(self, turn: TurnView, e: EngineLoad, wait_s: float, elsewhere: dict[tuple[int, bool], float]) -> float:
