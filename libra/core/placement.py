@@ -179,9 +179,11 @@ class Placement:
         offer = self.index.offer(need, context + most, floor, None)
         if offer is None:
             return False
-        return self.policy.rather_elsewhere(
-            TurnView(traj.id, context, most, need, here, context, forecast, False), offer
-        )
+        turn = TurnView(traj.id, context, most, need, here, context, forecast, False)
+        decision = self.policy.rather_elsewhere(turn, offer)
+        if decision is not None:
+            self.decisions[traj.id] = decision
+        return decision is not None
 
     def _done(self, route: Route, load: EngineLoad, now: float) -> int:
         """Tokens that a running turn has sampled, by the pace of its engine."""

@@ -1,6 +1,6 @@
 """Running turns are looked at again: one that would finish much sooner elsewhere is cut at its next token and resumed there.
 
-    started ──> due once every `review_s` ──> policy.rather(turn, offer)? ──> CutTurn ──> TurnGenerated, "cut" ──> placed anew
+    started ──> due once every `review_s` ──> policy.rather_elsewhere? ──> CutTurn ──> TurnGenerated, "cut" ──> placed anew
 
 A turn is placed with what is known when it begins, and a long one outlives that: engines fall idle, and that it is long shows
 only as it goes on. What it has sampled so far is estimated from the pace of its engine, since engines tell only of whole

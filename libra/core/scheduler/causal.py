@@ -14,6 +14,9 @@ quiet engine much more strongly than a short one. Congestion and KV enter throug
 all residuals look alike, what is left is a congestion-aware least-loaded rule. The neighbours are taken as they are: who
 leaves is replaced.
 
+Running turns that are looked at again are cut where the same cost, with a prefill of everything, is at most `CUT_GAIN` of the
+cost of staying among the present neighbours with no prefill at all (roots compared).
+
 Waiting. A shape without room is a candidate as well: its wait is that until enough of its rows have left. A turn waits only
 where this pays by `WAIT_GAIN`. In the queue of a slot a turn counts as having come earlier by its predicted residual
 seconds, at most `overtake_s`: long ones go first, and nobody is overtaken by who comes later than that.
@@ -81,18 +84,22 @@ class Causal(Policy):
         reason = "soonest expected finish: stays with its prefix" if stays else "soonest expected finish"
         return Decision(best, reason, tuple(candidates))
 
-    def rather_elsewhere(self, turn: TurnView, offer: Offer) -> bool:
-        """Against staying undisturbed among its present neighbours; leaving makes it prefill, and disturb others."""
+    def rather_elsewhere(self, turn: TurnView, offer: Offer) -> Decision | None:
+        """Staying is undisturbed, among the present neighbours; leaving makes it prefill all, and disturb others."""
         here = turn.last
-        assert here is not None
-        shape = self.shapes[here.bucket]
-        residual = here.residual_tokens - round(turn.forecast[0])
-        stay = self._finish(
-            turn, shape, here.running - 1, here.context_tokens - turn.context_tokens, residual, 0.0, 0.0
+        assert here is not None  # it runs there
+        others_kv, others_residual = (
+            here.context_tokens - turn.context_tokens,
+            here.residual_tokens - round(turn.forecast[0]),
         )
+        stay = self._finish(turn, self.shapes[here.bucket], here.running - 1, others_kv, others_residual, 0.0, 0.0)
         elsewhere: dict[tuple[int, bool], float] = {}
-        move = min((self._cost(turn, e, 0.0, elsewhere) for e in offer.engines if e is not here), default=inf)
-        return move < stay * CUT_GAIN * CUT_GAIN
+        costs = [(self._cost(turn, e, 0.0, elsewhere), e.id) for e in offer.engines if e is not here]
+        cost, best = min(costs, default=(inf, -1))
+        if cost > stay * CUT_GAIN * CUT_GAIN:
+            return None
+        candidates = ((here.id, sqrt(stay)), *((id, sqrt(cost)) for cost, id in costs))
+        return Decision(best, "cut: it would finish much sooner there", candidates)
 
     def _cost(self, turn: TurnView, e: EngineLoad, wait_s: float, elsewhere: dict[tuple[int, bool], float]) -> float:
         """Square seconds of beginning there; see the module."""

@@ -101,9 +101,9 @@ class Policy(ABC):
     def choose(self, turn: TurnView, offer: Offer) -> Decision:
         """Ties break by engine id."""
 
-    def rather_elsewhere(self, turn: TurnView, offer: Offer) -> bool:
-        """Whether the turn, which runs on `turn.last` with all of its context there, should be cut and resumed elsewhere."""
-        return False
+    def rather_elsewhere(self, turn: TurnView, offer: Offer) -> Decision | None:
+        """Where the turn, which runs on `turn.last` with all of its context there, should rather be; None: it stays."""
+        return None
 
     # --- what several policies share
 
