@@ -1,5 +1,7 @@
 """Running turns that are looked at again: what is cut, what is not, and that an order which comes too late does no harm."""
 
+from typing import Literal
+
 from libra.config.schema import BucketConfig, Config, EvalConfig, RolloutConfig, RunConfig, SchedulerConfig
 from libra.core import commands as c
 from libra.core import events as e
@@ -14,7 +16,7 @@ REVIEW_S = 10.0
 class Two:
     """A core with a slow and a fast engine and two trajectories, each of which is far from its end."""
 
-    def __init__(self, policy: str = "oracle", **scheduler: object) -> None:
+    def __init__(self, policy: Literal["oracle", "least_loaded"] = "oracle", max_cuts: int = 8) -> None:
         config = Config(
             run=RunConfig(steps=1, mode="sync"),
             bucket=(
@@ -22,7 +24,7 @@ class Two:
                 BucketConfig(name="fast", tp=4, max_batch=1, kv_tokens=1_000_000),
             ),
             rollout=RolloutConfig(groups_per_batch=1, samples_per_group=2),
-            scheduler=SchedulerConfig(policy=policy, review_s=REVIEW_S, **scheduler),
+            scheduler=SchedulerConfig(policy=policy, review_s=REVIEW_S, max_cuts=max_cuts),
             eval=EvalConfig(at_start=False, at_end=False),
         )
         self.core = Core(config, oracle=lambda traj: 50_000.0)
@@ -169,7 +171,7 @@ def test_cuts_are_bounded_and_can_be_forbidden() -> None:
 
 
 def test_a_policy_that_does_not_rebalance_sets_no_alarms() -> None:
-    def near(policy: str) -> list[float]:
+    def near(policy: Literal["oracle", "least_loaded"]) -> list[float]:
         two = Two(policy)
         return [x.at for x in two.timers if REVIEW_S <= x.at <= REVIEW_S + 1.0]
 
