@@ -67,7 +67,7 @@ def _allocation(config: Config) -> Iterator[str]:
     if elastic and replica > config.devices - config.allocation.trainer - min(b.tp for b in config.bucket):
         yield (
             f"allocation.replica: got {replica}, expected fewer: one replica and one engine do not fit on the "
-            f'{config.devices - config.allocation.trainer} ranks outside the core; set elastic.rule = "off", or use more engines'
+            f'{config.devices - config.allocation.trainer} ranks outside the core; use elastic.rule = "off", or more engines'
         )
 
 

@@ -129,6 +129,10 @@ class SchedulerConfig(_Table, frozen=True):
     """A turn waits so long at most for an engine or bucket of the policy's choice; then any engine with room takes it."""
     overtake_s: NonNegFloat = 60.0
     """In the queue of its batch a long trajectory's turn passes only those that came at most so much earlier."""
+    review_s: PosFloat = 10.0
+    """A turn that runs for so long is looked at again, and then as often: `causal` may cut it, to resume it elsewhere."""
+    max_cuts: NatInt = 8
+    """A trajectory is cut so often at most by its policy; 0: never."""
     kv_move: bool = False
     """Engines can fetch a prefix from another engine instead of computing it again."""
     family: str = ""

@@ -20,7 +20,7 @@ from libra.core.fleet import Engine, Fleet
 from libra.core.learned import Learned
 from libra.core.scheduler import PAPERS, make
 from libra.core.scheduler.index import EngineIndex
-from libra.core.scheduler.load import NOTHING, RoomTaken
+from libra.core.scheduler.load import NOTHING, EngineLoad, RoomTaken
 from libra.core.scheduler.policy import Decision, Forecast, Foresight, Target, TurnView
 from libra.core.scheduler.seats import Seats
 from libra.core.scheduler.shape import Shape, shapes_of
@@ -223,6 +223,33 @@ class Placement:
         if route.forecast is None:
             route.forecast = self.policy.forecast(traj.id, traj.sampled_tokens - route.told_tokens)
         return route.forecast
+
+    def rather_elsewhere(self, traj: Trajectory, floor: int, now: float) -> bool:
+        """Whether the running turn of `traj` should be cut, to go on elsewhere. What it holds is brought up to date."""
+        route = self._routes[traj.id]
+        here = self.fleet.engines[traj.engine].load
+        done = self._done(route, here, now)
+        context, most = traj.context_tokens + done, traj.max_new_tokens
+        forecast = self.policy.forecast(traj.id, traj.sampled_tokens + done - route.told_tokens)
+        taken = route.taken
+        residual = round(self.policy.residual_tokens(forecast))
+        route.taken = RoomTaken(context, max(1, most - done), taken.need_tokens, residual)
+        here.renew(taken, route.taken)
+        need = context + ceil(self._reserve_share * most)  # at most: `done` is an estimate
+        offer = self.index.offer(need, context + most, floor, None)
+        if offer is None:
+            return False
+        turn = TurnView(traj.id, context, most, need, here, context, forecast, False)
+        decision = self.policy.rather_elsewhere(turn, offer)
+        if decision is not None:
+            self.decisions[traj.id] = decision
+        return decision is not None
+
+    def _done(self, route: Route, load: EngineLoad, now: float) -> int:
+        """Tokens that a running turn has sampled, by the pace of its engine."""
+        shape = self.shapes[load.bucket]
+        step_s = 0.5 * (route.step_s + shape.costs.step_s(load.running, load.context_tokens))
+        return max(0, int(((now - route.began) / shape.factor - route.prefill_s) / step_s))
 
     # --- running turns
 

@@ -13,6 +13,7 @@ from libra.core.events import EpisodeEnded, ToolReturned, TrajectoryFailed, Turn
 from libra.core.fleet import Engine, Fleet
 from libra.core.outbox import Outbox
 from libra.core.placement import Placement
+from libra.core.rebalance import Rebalance
 from libra.core.scheduler.policy import Target
 from libra.core.trajectory import Group, Trajectory
 from libra.core.waiting import FIRST, Lane, WaitingTurns
@@ -42,6 +43,7 @@ class Rollout:
         self.max_wait_s = config.scheduler.max_wait_s
         self.placement = placement
         self.waiting = WaitingTurns()
+        self.rebalance = Rebalance(out, config.scheduler, placement, floor)
         self._alarm = False
         """A timer runs for the turn that has waited longest for a target."""
         self.open_groups = 0
@@ -120,7 +122,7 @@ class Rollout:
 
     def _next_turn(self, traj: Trajectory, context_tokens: int, max_new_tokens: int) -> None:
         traj.context_tokens = context_tokens
-        traj.max_new_tokens = max_new_tokens
+        traj.max_new_tokens = traj.cap_tokens = max_new_tokens
         if max_new_tokens <= 0:  # the environment's limits are reached: it closes the episode
             self._act(traj)
             return
@@ -137,9 +139,11 @@ class Rollout:
         if traj is None or traj.stage != "generating":  # its engine died meanwhile: it is sampled anew elsewhere
             return
         del self._running[traj.engine][traj.id]
+        self.rebalance.over(traj)
         traj.sampled(e.tokens, e.oldest, e.newest)
         self.placement.turn_over(traj, e.tokens, self.out.now)
-        if e.finish == "cut" and traj.max_new_tokens > 0:
+        if e.finish == "cut":
+            traj.resumed()
             self._resume(traj)
         else:
             traj.turns += 1
@@ -185,6 +189,7 @@ class Rollout:
     def _give_up(self, traj: Trajectory, stage: Literal["failed", "dropped"]) -> None:
         if traj.stage == "generating":
             del self._running[traj.engine][traj.id]
+            self.rebalance.over(traj)
             self.placement.turn_lost(traj)
         self._wait_for(traj, None)
         traj.stage = stage
@@ -211,6 +216,7 @@ class Rollout:
                     lanes.remove(lane)
         if not blocked:
             freed.clear()
+        self.rebalance.advance()
 
     def _place_head(self, lane: Lane) -> bool:
         """Take the lane's head out: to an engine, or to another lane. False: it has to stay where it is."""
@@ -267,6 +273,7 @@ class Rollout:
         traj.stage = "generating"
         self._running.setdefault(engine, {})[traj.id] = traj
         traj.awaited = self.out.put(Generate(self.out.next_seq(), traj.id, engine, traj.max_new_tokens))
+        self.rebalance.started(traj)
 
     def _resume(self, traj: Trajectory) -> None:
         """A turn that had been placed already goes before all others of its slot."""
@@ -277,6 +284,7 @@ class Rollout:
     def engine_down(self, engine: Engine) -> None:
         """Its running turns start again elsewhere; keyed noise samples the same tokens again under the same weights."""
         for traj in self._running.pop(engine.id, {}).values():
+            self.rebalance.over(traj)
             self.placement.turn_lost(traj)
             self._resume(traj)
 

@@ -33,6 +33,8 @@ class Trajectory:
     """Where the running turn is; while another stage lasts, where the last turn was (its prefix may still be there)."""
     context_tokens: int = 0
     max_new_tokens: int = 0
+    cap_tokens: int = 0
+    """`max_new_tokens` as it was when the turn became ready."""
     sampled_tokens: int = 0
     oldest_version: int = NO_VERSION
     newest_version: int = NO_VERSION
@@ -49,6 +51,8 @@ class Trajectory:
     """How often the waiting turn has gone from one target to another."""
     patient: bool = True
     """Whether it may be made to wait for one target; False once it has for long enough, until its next turn."""
+    cuts: int = 0
+    """How often a running turn of it was ordered to be cut."""
     reward: float = 0.0
     loss_tokens: int = 0
     total_tokens: int = 0
@@ -62,6 +66,11 @@ class Trajectory:
             self.oldest_version = oldest
         if tokens and newest > self.newest_version:
             self.newest_version = newest
+
+    def resumed(self) -> None:
+        """The turn was cut and goes on. Only simulated engines outrun a cap: what is left of the turn has it again."""
+        if self.max_new_tokens <= 0:
+            self.max_new_tokens = self.cap_tokens
 
     @property
     def live(self) -> bool:

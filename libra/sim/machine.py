@@ -30,7 +30,7 @@ class Row:
     """One turn (or a part of one) on the engine."""
 
     __slots__ = (
-        "cmd", "context", "end_step", "joined", "left", "oldest", "order", "outgrown", "preempted", "prefill_from",
+        "cmd", "context", "cut", "end_step", "joined", "left", "oldest", "order", "outgrown", "preempted", "prefill_from",
         "sampled", "start_step", "submitted", "traj",
     )  # fmt: skip
 
@@ -52,6 +52,8 @@ class Row:
         self.start_step = self.end_step = 0
         self.order = 0
         self.preempted = False
+        self.cut = False
+        """It is given back unfinished, as ordered."""
         self.outgrown = False
         """It needs more than the whole room of the engine, and is given back unfinished."""
 
@@ -60,7 +62,7 @@ class Machine:
     """`room_tokens` is the KV room. Times are virtual seconds."""
 
     __slots__ = (
-        "_cache", "_cached_tokens", "_cut", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since",
+        "_cache", "_cached_tokens", "_cuts", "_ends", "_joining", "_lost", "_orders", "_outgrown", "_queue", "_since",
         "_stretch", "_under_way", "appointed", "cost", "decode_s", "id", "install", "kv", "pace", "preemptions",
         "prefill_s", "prefilled_tokens", "recomputed_tokens", "reused_tokens", "room", "rows", "serial", "state",
         "steps", "until", "version",
@@ -93,10 +95,10 @@ class Machine:
         self._joining: list[Row] = []
         self._ends: list[tuple[int, int, Row]] = []
         self._outgrown: list[Row] = []
+        self._cuts: list[int] = []
+        """Commands whose rows are to be given back at the next boundary."""
         self._lost: set[int] = set()
         """Commands whose rows are to be dropped at the next boundary."""
-        self._cut: set[int] = set()
-        """Commands whose rows are to be given back at the next boundary."""
         self._orders = 0
         self._since = 0.0
         self._under_way = 1.0
@@ -124,10 +126,9 @@ class Machine:
         self._interrupt(now)
 
     def cut(self, cmd: int, now: float) -> None:
-        """Give the turn back with what it has sampled, at the end of the step under way. No-op where it is over already."""
-        if cmd in self.rows or any(row.cmd == cmd for row in (*self._queue, *self._joining)):
-            self._cut.add(cmd)
-            self._interrupt(now)
+        """Give a turn back at the end of the step, with what it has sampled by then; nothing if it is over."""
+        self._cuts.append(cmd)
+        self._interrupt(now)
 
     def forget(self, traj: int) -> None:
         """Its prefix will not be used again."""
@@ -144,6 +145,14 @@ class Machine:
                 )
         elif self.state == "idle" and self.until != now:
             self._appoint(now)
+
+    def sampled(self, cmd: int, now: float) -> int:
+        """Tokens of a turn by `now`; 0 for one that is not here."""
+        row = self.rows.get(cmd)
+        if row is None:
+            return next((r.sampled for r in self._queue if r.cmd == cmd), 0)
+        steps = self.steps + (self._steps_in(now - self._since) if self.state == "decode" else 0)
+        return row.sampled + steps - row.start_step
 
     def _steps_in(self, seconds: float) -> int:
         """Whole steps of the present stretch within its first `seconds`."""
@@ -178,15 +187,11 @@ class Machine:
             if self._stands(ended):
                 self._leave(ended[2])
                 over.append(ended[2])
-        cut = [row for row in self.rows.values() if row.cmd in self._cut] if self._cut else []
-        for row in cut:
-            self._leave(row)
-        over += cut
         for row in over:
             if not row.outgrown:
                 self._keep_prefix(row.traj, row.context)
-        if self._cut:
-            over += self._cut_in_queue()
+        if self._cuts:
+            over += self._take_cut()
         self._make_room()
         return over
 
@@ -203,6 +208,8 @@ class Machine:
             self._appoint(now if self._outgrown else NEVER)
             return
         self._stretch = self._next_stretch()
+        if self._cuts:  # ordered at this very boundary
+            self._stretch = min(1, self._stretch)
         self.state = "decode"
         self._appoint(now + self.pace * self.cost.decode_s(self._stretch, len(self.rows), self.kv))
 
@@ -287,13 +294,21 @@ class Machine:
             self._leave(self.rows[cmd])
             self._lost.discard(cmd)
 
-    def _cut_in_queue(self) -> list[Row]:
-        """Turns that were cut before they began; any other that was to be cut has ended by itself or been given back."""
-        cut = [row for row in self._queue if row.cmd in self._cut]
-        for row in cut:
-            self._queue.remove(row)
-        self._cut.clear()
-        return cut
+    def _take_cut(self) -> list[Row]:
+        """Rows that were ordered to be cut, running or queued; one that has ended is over by itself."""
+        taken: list[Row] = []
+        for cmd in self._cuts:
+            if (row := self.rows.get(cmd)) is not None:
+                self._leave(row)
+                self._keep_prefix(row.traj, row.context)
+            elif (row := next((r for r in self._queue if r.cmd == cmd), None)) is not None:
+                self._queue.remove(row)
+            else:
+                continue
+            row.cut = True
+            taken.append(row)
+        self._cuts.clear()
+        return taken
 
     # --- the prefix cache
 

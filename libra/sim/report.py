@@ -63,6 +63,8 @@ class SimReport(Summary, frozen=True, kw_only=True):
     """Share of device time: `rollout` and each bucket while turns were under way, `trainer` over the whole run."""
     turns: int
     """Turns placed, cut ones counted again."""
+    turns_cut: int
+    """Running turns that the policy ordered to be cut, to go on elsewhere."""
     kv_preemptions: int
     recomputed_tokens: int
     """Prefilled again after a pre-emption."""
@@ -86,7 +88,7 @@ class Recorder:
         self.bound = Bound(plan.cost, plan.engines, config.bucket)
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.ended = 0
-        self.turns = 0
+        self.turns = self.turns_cut = 0
         self.trainer_busy_s = 0.0
         self.first_turn_s = math.inf
         self.last_end_s = self.last_turn_s = 0.0
@@ -128,6 +130,7 @@ class Recorder:
             trainer_idle_s=now - self.trainer_busy_s,
             utilisation=self._utilisation(machines, self.last_turn_s - start, now),
             turns=self.turns,
+            turns_cut=self.turns_cut,
             kv_preemptions=sum(m.preemptions for m in machines),
             recomputed_tokens=sum(m.recomputed_tokens for m in machines),
             reused_tokens=sum(m.reused_tokens for m in machines),

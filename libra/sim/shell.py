@@ -44,7 +44,7 @@ class Episode:
     """A trajectory under way: the truth, and how far it has come."""
 
     __slots__ = (
-        "batch", "cmd", "context", "engine", "entered", "in_training", "kind", "left", "oldest", "prompt", "reserved",
+        "batch", "cap", "cmd", "context", "engine", "entered", "in_training", "kind", "left", "oldest", "prompt", "reserved",
         "sample", "sampled", "stages", "told", "total", "truth", "turn", "turns",
     )  # fmt: skip
 
@@ -62,8 +62,8 @@ class Episode:
         self.left = self.total
         """To sample, of the whole trajectory."""
         self.context = truth.prompt_tokens
-        self.told = 0
-        """What the core believes that the turn may still sample."""
+        self.cap = self.told = 0
+        """What the core was told that the turn may sample, and what it believes that it may still."""
         self.cmd = 0
         """The running `Generate`; 0 when there is none."""
         self.engine = -1
@@ -115,7 +115,10 @@ class Simulation:
 
     def still_to_sample(self, traj: int) -> int:
         """The truth, for the policy that is allowed to know it."""
-        return self._episodes[traj].left
+        episode = self._episodes[traj]
+        if not episode.cmd:
+            return episode.left
+        return episode.left - self._machines[episode.engine].sampled(episode.cmd, self.now)
 
     def run(self) -> SimReport:
         """Raises CoreError where the core breaks a promise or the run stands still."""
@@ -171,6 +174,10 @@ class Simulation:
         match command:
             case c.Generate():
                 self._generate(command)
+            case c.CutTurn(engine=engine, turn=turn):
+                self.recorder.turns_cut += 1
+                self._machines[engine].cut(turn, self.now)
+                self._appointment(self._machines[engine])
             case c.Act():
                 self._act(command)
             case c.OpenTrajectory():
@@ -180,9 +187,6 @@ class Simulation:
                     self._discard(traj)
             case c.SetTimer(seq=seq, at=at):
                 self._at(at, e.TimerFired(at, seq))
-            case c.CutTurn(engine=engine, turn=turn):
-                self._machines[engine].cut(turn, self.now)
-                self._appointment(self._machines[engine])
             case c.Round() | c.Accumulate():
                 self._round(command)
             case c.OfferShare(seq=seq, replica=replica, ranks=ranks):
@@ -278,7 +282,7 @@ class Simulation:
         left = min(
             source.max_sampled_tokens - episode.total + episode.left, source.max_context_tokens - episode.context
         )
-        episode.told = max(1, min(self.workload.turn_tokens, left))
+        episode.cap = episode.told = max(1, min(self.workload.turn_tokens, left))
         return episode.told
 
     def _enter(self, traj: int) -> None:
@@ -367,7 +371,9 @@ class Simulation:
             episode.oldest = row.oldest
         finish: e.Finish = "stop"
         if episode.sampled < episode.turns[episode.turn].sampled_tokens:
-            finish = "cut" if row.outgrown or episode.told > 0 else "length"
+            finish = "cut" if row.cut or row.outgrown or episode.told > 0 else "length"
+            if finish == "cut" and episode.told <= 0:  # it outran its cap: the rest has the same again
+                episode.told = episode.cap
         oldest, newest = (row.oldest, machine.version) if tokens else (-1, -1)
         self.recorder.last_turn_s = now
         self._feed(e.TurnGenerated(now, row.cmd, row.traj, machine.id, tokens, oldest, newest, finish))

@@ -5,6 +5,7 @@
     python -m tests.bench.sim --slice table --workloads search,null --seeds 2
     python -m tests.bench.sim --slice table --part 2/3        the second third of the cells (round-robin)
     python -m tests.bench.sim --slice drift           the asynchronous run under drift
+    python -m tests.bench.sim --slice table --set cost.hardware.engine.row_s=2e-5     with another constant
     python -m tests.bench.sim --summary FILE...       ratios against the controls, from the lines of earlier slices
 
 `table`: one batch of 512 on 32 devices (`configs/sim-batch.toml`), every policy on every workload and seed; `drift`:
@@ -50,8 +51,12 @@ BIG = [
 KEPT = (
     "ok", "policy", "mode", "seed", "tokens_sampled", "tokens_per_s", "makespan_s", "time_to_90_s", "last_finished_s",
     "tail_share", "bound_s", "makespan_over_bound", "utilisation", "stage_s", "kv_preemptions", "recomputed_tokens",
-    "reused_tokens", "turns", "lag_max", "tail_wait_s", "trainer_busy_s",
+    "reused_tokens", "turns", "turns_cut", "lag_max", "tail_wait_s", "trainer_busy_s",
 )  # fmt: skip
+FIGURES = (
+    "tokens_per_s", "makespan_s", "makespan_over_bound", "time_to_90_s", "last_finished_s", "kv_preemptions", "turns_cut",
+)  # fmt: skip
+"""Of which a summary gives the mean over the seeds."""
 Line = dict[str, Any]
 
 
@@ -102,17 +107,18 @@ def cell(job: tuple[str, str, str, list[str], int]) -> Line:
 def jobs(args: argparse.Namespace) -> Iterator[tuple[str, str, str, list[str], int]]:
     policies = args.policies.split(",") if args.policies else list(POLICIES)
     wanted = args.workloads.split(",") if args.workloads else None
+    changes = [f"--{change}" for change in args.set]
     workloads = {**WORKLOADS, **{Path(t).stem: [f"--env.trace={Path(t).absolute()}"] for t in args.trace}}
     if args.slice in ("all", "table"):
         for seed in range(args.seeds if args.seeds is not None else 5):
             for name, overrides in workloads.items():
                 if wanted is None or name in wanted:
-                    yield from (("table", name, policy, overrides, seed) for policy in policies)
+                    yield from (("table", name, policy, [*overrides, *changes], seed) for policy in policies)
     if args.slice in ("all", "drift"):
         for seed in range(args.seeds if args.seeds is not None else 3):
             for name in DRIFTING:
                 if wanted is None or name in wanted:
-                    yield from (("drift", name, policy, WORKLOADS[name], seed) for policy in policies)
+                    yield from (("drift", name, policy, [*WORKLOADS[name], *changes], seed) for policy in policies)
 
 
 # --- what the cells say
@@ -131,7 +137,7 @@ def summarise(lines: Iterable[Line]) -> Iterator[Line]:
         for policy, by_seed in policies.items():
             seeds = sorted(set(by_seed) & set(policies[best]))
             row: Line = {"bench": "sim", "summary": table, "workload": workload, "policy": policy, "best_control": best}
-            for figure in ("tokens_per_s", "makespan_s", "time_to_90_s", "last_finished_s", "makespan_over_bound"):
+            for figure in FIGURES:
                 values = [c[figure] for c in by_seed.values() if c[figure] is not None]
                 row[figure] = round(statistics.fmean(values), 3) if values else None
             for figure in ("tokens_per_s", "makespan_s", "time_to_90_s"):
@@ -149,6 +155,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="5 for the table and 3 under drift by default")
     parser.add_argument("--part", default="1/1", help="i/n: only every n-th cell, from the i-th")
     parser.add_argument("--trace", nargs="*", default=[], help="trace files that join the workloads of the table")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of the configuration, in each cell"
+    )
     parser.add_argument("--speed-policy", default="least_loaded")
     parser.add_argument(
         "--summary", nargs="+", metavar="FILE", help="summarise the lines of these files, simulate nothing"

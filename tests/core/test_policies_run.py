@@ -37,12 +37,13 @@ def small(policy: str, mode: str = "async", max_wait_s: float = 300.0, **schedul
     fail=st.sampled_from([0.0, 0.2]),
     kill=st.sampled_from([0.0, 0.005]),
     max_wait_s=st.sampled_from([0.01, 1.0, 300.0]),
+    review_s=st.sampled_from([0.02, 0.5, 10.0]),
 )
 def test_no_policy_starves_overflows_or_forgets(
-    policy: str, mode: str, seed: int, fail: float, kill: float, max_wait_s: float
+    policy: str, mode: str, seed: int, fail: float, kill: float, max_wait_s: float, review_s: float
 ) -> None:
-    """The shell checks on the way that no room is exceeded and no trajectory runs twice."""
-    config = small(policy, mode, max_wait_s)
+    """The shell checks on the way that no room is exceeded, no trajectory runs twice, and only running turns are cut."""
+    config = small(policy, mode, max_wait_s, review_s=review_s)
     shell = VirtualShell(config, seed, fail_rate=fail, kill_rate=kill).run()
     assert shell.end is not None, "nothing is left to happen, and the run has not ended: somebody starves"
     placement = shell.core.placement

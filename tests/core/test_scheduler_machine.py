@@ -2,8 +2,9 @@
 
 Hypothesis plays the shell: it chooses which outstanding command is answered next, and how. After every step: no trajectory
 on two engines, the books of room and seats agree with the commands, room is never exceeded, no turn is kept waiting for one
-target beyond its bound, no turn that takes any engine waits while one could take it. Now and then the scheduler is made anew
-from its saved state. At the end the same events give the same commands to a fresh core that was never disturbed.
+target beyond its bound, no turn that takes any engine waits while one could take it, only running turns are cut, one at a
+time, each trajectory a bounded number of times; a cut may come too late. Now and then the scheduler is made anew from its
+saved state. At the end the same events give the same commands to a fresh core that was never disturbed.
 """
 
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,8 @@ from libra.core.trajectory import Trajectory
 from tests.core.restarting import restart
 
 MAX_WAIT_S = 5.0
+REVIEW_S = 0.5
+MAX_CUTS = 2
 POLICIES = (
     "least_loaded",
     "causal",
@@ -38,7 +41,9 @@ def config_of(policy: str) -> Config:
             BucketConfig(name="long", tp=2, engines=1, max_batch=3, kv_tokens=500),
         ),
         rollout=RolloutConfig(groups_per_batch=2, samples_per_group=3),
-        scheduler=SchedulerConfig(policy=policy, thresholds_tokens=(15,), max_wait_s=MAX_WAIT_S),
+        scheduler=SchedulerConfig(
+            policy=policy, thresholds_tokens=(15,), max_wait_s=MAX_WAIT_S, review_s=REVIEW_S, max_cuts=MAX_CUTS
+        ),
         eval=EvalConfig(at_start=False, at_end=False),
     )
 
@@ -60,6 +65,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.starts: dict[int, int] = {}
         self.context: dict[int, int] = {}
         self.waiting_since: dict[int, float] = {}
+        self.cuts: dict[int, int] = {}
+        """Orders to cut, by trajectory."""
+        self.cutting: int | None = None
+        """The `Generate` whose turn was ordered to be cut, while it is not answered."""
         self.tell(e.RunStarted(0.0))
         for rank in self.core.fleet.ranks:
             self.tell(e.RankJoined(0.0, rank, "h", "cpu"))
@@ -94,6 +103,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.tell(e.WeightsHeld(t, rank, command.version))
             case c.OpenTrajectory() | c.Generate() | c.Act() | c.InstallWeights():
                 self.asked[seq] = command
+            case c.CutTurn():
+                turn = self.asked.get(command.turn)
+                assert isinstance(turn, c.Generate), "only running turns are cut"
+                assert (turn.traj, turn.engine) == (command.traj, command.engine)
+                assert self.cutting not in self.asked, "one cut is on its way at a time"
+                self.cutting = command.turn
+                self.cuts[command.traj] = self.cuts.get(command.traj, 0) + 1
+                assert self.cuts[command.traj] <= MAX_CUTS
             case c.Discard():
                 for seq in [s for s, x in self.asked.items() if getattr(x, "traj", -1) in command.trajs]:
                     del self.asked[seq]
@@ -177,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             needs = [self.context[x.traj] + x.max_new_tokens for x in here]
             assert load.running == len(here) <= load.max_batch
             assert load.reserved_tokens == sum(needs) <= load.kv_tokens
-            assert load.outstanding_tokens == sum(x.max_new_tokens for x in here)
+            assert len(here) <= load.outstanding_tokens <= sum(x.max_new_tokens for x in here)
         assert min(placement.seats.active.values(), default=0) >= 0
         live = [t for t in self.core.rollout._trajectories.values() if t.live]
         assert set(placement._routes) == {t.id for t in live} == set(placement.tree.walks)

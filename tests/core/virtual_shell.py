@@ -211,15 +211,16 @@ class VirtualShell:
         self.at(0.01, e.RoleExited, rank=rank, start=start, code=-11, reason="crashed")
 
     def cut(self, command: c.CutTurn) -> None:
+        """Soon, with what the turn has by then; it may have ended before, and then the cut finds nothing."""
         held = self.reserved[command.engine]
-        seq, (_, room) = command.turn, held[command.turn]
-        most = room - self.episodes[command.traj].context
+        assert command.turn in held, "only running turns are cut, on their engine"
+        most = held[command.turn][1] - self.episodes[command.traj].context
         tokens = self.random.randrange(max(1, most))
         version = self.engine_version[command.engine] if tokens else -1
         self.at(
             self.soon(), e.TurnGenerated,
-            cmd=seq, traj=command.traj, engine=command.engine, tokens=tokens, oldest=version, newest=version,
-            finish="cut",
+            cmd=command.turn, traj=command.traj, engine=command.engine, tokens=tokens,
+            oldest=version, newest=version, finish="cut",
         )  # fmt: skip
 
     def share(self, command: c.Accumulate | c.OfferShare | c.FetchShare) -> None:

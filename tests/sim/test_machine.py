@@ -105,3 +105,40 @@ def test_a_cancelled_turn_leaves_at_the_end_of_the_step(at: float) -> None:
     machine.cancel(1, 1, at)
     assert run(machine, []) == {}
     assert machine.state == "idle"
+
+
+def test_a_cut_turn_comes_back_at_the_end_of_the_step_with_what_it_has() -> None:
+    cost = COST[1]
+    machine = fresh()
+    row = Row(1, 7, 1000, 500, 0.0)
+    machine.submit(row, 0.0)
+    machine.proceed(machine.until)
+    machine.settle(machine.until)
+    machine.proceed(machine.until)
+    joined = cost.prefill_s(1000)
+    at = joined + cost.decode_s(100, 1, 1000) - 1e-6  # within the hundredth step
+    assert machine.sampled(1, at) == 99
+    machine.cut(1, at)
+    assert machine.until == pytest.approx(joined + cost.decode_s(100, 1, 1000))
+    assert [(r.cmd, r.sampled, r.left, r.cut) for r in machine.settle(machine.until)] == [(1, 100, 400, True)]
+    assert machine.kv == 0
+    again = Row(2, 7, 1100, 1, machine.until)
+    machine.submit(again, machine.until)
+    machine.proceed(machine.until)
+    assert machine.reused_tokens == 1100, "its prefix is still there"
+
+
+def test_a_queued_turn_is_cut_without_tokens_and_one_that_has_ended_is_not() -> None:
+    machine = fresh()
+    full = machine.room - 100
+    machine.submit(Row(1, 1, full, 50, 0.0), 0.0)
+    machine.proceed(0.0)
+    machine.settle(machine.until)
+    machine.proceed(machine.until)
+    machine.submit(Row(2, 2, 1000, 50, 1.0), 1.0)
+    machine.cut(2, 1.0)
+    machine.cut(99, 1.0)
+    assert [(r.cmd, r.sampled, r.cut) for r in machine.settle(machine.until)] == [(2, 0, True)]
+    machine.proceed(machine.until)
+    (ended,) = machine.settle(machine.until)
+    assert (ended.cmd, ended.cut) == (1, False)

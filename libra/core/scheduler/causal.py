@@ -14,6 +14,9 @@ quiet engine much more strongly than a short one. Congestion and KV enter throug
 all residuals look alike, what is left is a congestion-aware least-loaded rule. The neighbours are taken as they are: who
 leaves is replaced.
 
+Running turns that are looked at again are cut where the same cost, with a prefill of everything, is at most `CUT_GAIN` of the
+cost of staying among the present neighbours with no prefill at all (roots compared).
+
 Waiting. A shape without room is a candidate as well: its wait is that until enough of its rows have left. A turn waits only
 where this pays by `WAIT_GAIN`. In the queue of a slot a turn counts as having come earlier by its predicted residual
 seconds, at most `overtake_s`: long ones go first, and nobody is overtaken by who comes later than that.
@@ -32,9 +35,14 @@ SLICES = 6
 WAIT_GAIN = 0.8
 """A wait must promise a finish time of at most this share of the best engine's that is free: estimates of waits are rough."""
 
+CUT_GAIN = 0.8
+"""A cut must promise a finish time of at most this share of the one without."""
+
 
 class Causal(Policy):
     """A forecast is the residual's first four moments in tokens. Costs of candidates are seconds (the square root)."""
+
+    rebalances = True
 
     def __init__(self, shapes: Sequence[Shape], tree: CausalityTree, overtake_s: float) -> None:
         super().__init__(shapes)
@@ -76,8 +84,25 @@ class Causal(Policy):
         reason = "soonest expected finish: stays with its prefix" if stays else "soonest expected finish"
         return Decision(best, reason, tuple(candidates))
 
+    def rather_elsewhere(self, turn: TurnView, offer: Offer) -> Decision | None:
+        """Staying is undisturbed, among the present neighbours; leaving makes it prefill all, and disturb others."""
+        here = turn.last
+        assert here is not None  # it runs there
+        others_kv, others_residual = (
+            here.context_tokens - turn.context_tokens,
+            here.residual_tokens - round(turn.forecast[0]),
+        )
+        stay = self._finish(turn, self.shapes[here.bucket], here.running - 1, others_kv, others_residual, 0.0, 0.0)
+        elsewhere: dict[tuple[int, bool], float] = {}
+        costs = [(self._cost(turn, e, 0.0, elsewhere), e.id) for e in offer.engines if e is not here]
+        cost, best = min(costs, default=(inf, -1))
+        if cost > stay * CUT_GAIN * CUT_GAIN:
+            return None
+        candidates = ((here.id, sqrt(stay)), *((id, sqrt(cost)) for cost, id in costs))
+        return Decision(best, "cut: it would finish much sooner there", candidates)
+
     def _cost(self, turn: TurnView, e: EngineLoad, wait_s: float, elsewhere: dict[tuple[int, bool], float]) -> float:
-        """Square seconds; see the module. The mean of F(r)^2, F(r) = start + r (step + growth r), from r's moments."""
+        """Square seconds of beginning there; see the module."""
         shape = self.shapes[e.bucket]
         last, context = turn.last, turn.context_tokens
         if e is last:
@@ -88,18 +113,26 @@ class Causal(Policy):
             if prefill_s < 0.0:
                 source = None if last is None else self.shapes[last.bucket]
                 prefill_s = elsewhere[key] = shape.bring_s(context, turn.cached_tokens, source, key[1])
+        return self._finish(turn, shape, e.running, e.context_tokens, e.residual_tokens, wait_s + prefill_s, prefill_s)
+
+    def _finish(
+        self, turn: TurnView, shape: Shape, rows: int, kv_tokens: int, residual: int, start_s: float, stall_s: float
+    ) -> float:
+        """Square seconds beside `rows` that hold `kv_tokens` and have `residual` tokens to come; own start after `start_s`.
+
+        The mean of F(r)^2, F(r) = start + r (step + growth r), from r's moments, and what the neighbours lose.
+        """
         factor, costs_step_s = shape.factor, shape.costs.step_s
-        step_s = factor * costs_step_s(e.running + 1, e.context_tokens + context)
+        step_s = factor * costs_step_s(rows + 1, kv_tokens + turn.context_tokens)
         growth_s = 0.5 * factor * shape.growth_s
-        start_s = wait_s + prefill_s
         m1, m2, m3, m4 = turn.forecast
         own = start_s * (start_s + 2.0 * (m1 * step_s + m2 * growth_s))
         own += m2 * step_s * step_s + growth_s * (2.0 * m3 * step_s + m4 * growth_s)
-        if not e.running:
+        if rows <= 0:
             return own
-        before_s = factor * costs_step_s(e.running, e.context_tokens)
-        delay_s = (step_s - before_s) * min(m1, e.residual_tokens / e.running) + prefill_s
-        return own + 2.0 * before_s * e.residual_tokens * delay_s
+        before_s = factor * costs_step_s(rows, kv_tokens)
+        delay_s = (step_s - before_s) * min(m1, residual / rows) + stall_s
+        return own + 2.0 * before_s * residual * delay_s
 
     def _wait_s(self, turn: TurnView, e: EngineLoad) -> float:
         """Until enough rows have left: each holds its share of the room and has a mean turn to go, in no known order."""

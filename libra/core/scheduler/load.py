@@ -51,6 +51,12 @@ class EngineLoad:
         self._count(turn, -1)
         self._changed(True)
 
+    def renew(self, old: "RoomTaken", new: "RoomTaken") -> None:
+        """What a running turn holds is known better now."""
+        self._count(old, -1)
+        self._count(new, 1)
+        self._changed(False)
+
     def came_up(self) -> None:
         self.up = True
         self._changed(True)

@@ -77,6 +77,9 @@ class Decision(Struct, frozen=True, gc=False):
 class Policy(ABC):
     """One way to place turns. `shapes` are the buckets, by index."""
 
+    rebalances = False
+    """Whether running turns are looked at again, by `rather_elsewhere`."""
+
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.shapes = shapes
         self.by_tp = sorted(range(len(shapes)), key=lambda b: (shapes[b].tp, b))
@@ -104,6 +107,10 @@ class Policy(ABC):
     @abstractmethod
     def choose(self, turn: TurnView, offer: Offer) -> Decision:
         """Ties break by engine id."""
+
+    def rather_elsewhere(self, turn: TurnView, offer: Offer) -> Decision | None:
+        """Where the turn, which runs on `turn.last` with all of its context there, should rather be; None: it stays."""
+        return None
 
     # --- what several policies share
 
