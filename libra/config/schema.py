@@ -433,8 +433,13 @@ class Config(_Table, frozen=True):
 
     @property
     def engine_buckets(self) -> tuple[str, ...]:
-        """The name of each engine's bucket, by the engine's id."""
+        """The name of the bucket of each engine that there is at first, by the engine's id."""
         return tuple(b.name for b in self.bucket for _ in range(b.engines))
+
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """By index."""
+        return tuple(b.name for b in self.bucket)
 
     @property
     def devices(self) -> int:

@@ -142,7 +142,12 @@ class Tally:
     def of(config: Config) -> "Tally":
         """The tally of a run of this configuration."""
         run = config.run
-        return Tally(run.name, run.mode, run.seed, Paths(config.engine_buckets, config.rollout.groups_per_batch))
+        return Tally(
+            run.name,
+            run.mode,
+            run.seed,
+            Paths(config.engine_buckets, config.rollout.groups_per_batch, config.bucket_names),
+        )
 
     def event(self, event: e.Event) -> None:
         self.seconds = max(self.seconds, event.t)
