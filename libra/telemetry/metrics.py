@@ -3,6 +3,7 @@
     {"kind": "batch", "t": 12.3, "batch": 4, "reward": 0.4, ...}     a consumed batch (every field of BatchConsumed)
     {"kind": "eval", "t": ..., "which": "eval_end", "reward": ...}   an evaluation
     {"kind": "report", "t": ..., "level": "warning", "what": ...}    one line for people
+    {"kind": "move", "t": ..., "stage": "ready", "what": ...}        a move of ranks enters a stage (see MoveChanged)
     {"kind": "straggler", "t": ..., "batch": 4, "traj": ...}         a trajectory that held that batch up (see `paths`)
     {"kind": "gauges", "t": ..., "tokens_per_s": ..., ...}           the state of now, every second or so
 
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from libra.core.commands import BatchConsumed, Command, Evaluated, Report
+from libra.core.commands import BatchConsumed, Command, Evaluated, MoveChanged, Report
 from libra.telemetry.paths import Straggler
 
 FILE = "metrics.jsonl"
@@ -36,8 +37,11 @@ class Gauges(Struct, frozen=True, kw_only=True):
     engine_waiting: tuple[int, ...] = ()
     engine_kv: tuple[float, ...] = ()
     turns_by_bucket: dict[str, int] = {}
-    """Since the run began, as are the moves."""
+    """Since the run began, as are `bucket_moves`."""
     bucket_moves: int = 0
+    epoch: int = 0
+    ranks_by_role: dict[str, int] = {}
+    """Now: "core", the name of a bucket, "gradient", "lost", and "wide > gradient" for one that moves."""
     cost_factor: dict[str, float] = {}
     """Observed over predicted seconds of turns, by bucket: the slow correction of the cost model."""
 
@@ -50,7 +54,7 @@ class MetricsWriter:
         self._encoder = msgspec.json.Encoder()
 
     def command(self, t: float, command: Command) -> None:
-        """Write the line of a BatchConsumed, Evaluated or Report; every other command has none."""
+        """Write the line of a BatchConsumed, Evaluated, MoveChanged or Report; every other command has none."""
         match command:
             case BatchConsumed():
                 self._line("batch", t, _fields(command))
@@ -59,6 +63,8 @@ class MetricsWriter:
                 self._line("eval", t, {"which": fields.pop("kind"), **fields})
             case Report():
                 self._line("report", t, _fields(command))
+            case MoveChanged():
+                self._line("move", t, _fields(command))
             case _:
                 pass
 
