@@ -6,7 +6,7 @@ seconds by stage of every training trajectory, and when each batch's trajectorie
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -60,7 +60,8 @@ class SimReport(Summary, frozen=True, kw_only=True):
     trainer_busy_s: float
     trainer_idle_s: float
     utilisation: dict[str, float]
-    """Share of device time: `rollout` and each bucket while turns were under way, `trainer` over the whole run."""
+    """Share of device time: `rollout` and each bucket of what its engines stood while turns were under way, `trainer` over
+    the whole run."""
     turns: int
     """Turns placed, cut ones counted again."""
     turns_cut: int
@@ -77,6 +78,15 @@ class SimReport(Summary, frozen=True, kw_only=True):
     makespan_over_bound: float
     pace: dict[str, Pace]
     """By bucket; those that had turns."""
+
+
+class Stood(NamedTuple):
+    """An engine, its bucket (index), and from when until when it stood: those that moved away stood for a part of the run."""
+
+    machine: Machine
+    bucket: int
+    since: float
+    until: float
 
 
 class Recorder:
@@ -107,7 +117,7 @@ class Recorder:
         for name, seconds in zip(STAGES, stages, strict=False):
             self.stage_s[name] += seconds
 
-    def report(self, machines: Sequence[Machine], kinds: Mapping[str, Kind], now: float) -> SimReport:
+    def report(self, stood: Sequence[Stood], kinds: Mapping[str, Kind], now: float) -> SimReport:
         config = self._plan.config
         start = min(self.first_turn_s, self.last_end_s)
         makespan_s = self.last_end_s - start
@@ -128,12 +138,12 @@ class Recorder:
             stage_s={name: seconds / max(1, self.ended) for name, seconds in self.stage_s.items()},
             trainer_busy_s=self.trainer_busy_s,
             trainer_idle_s=now - self.trainer_busy_s,
-            utilisation=self._utilisation(machines, self.last_turn_s - start, now),
+            utilisation=self._utilisation(stood, now),
             turns=self.turns,
             turns_cut=self.turns_cut,
-            kv_preemptions=sum(m.preemptions for m in machines),
-            recomputed_tokens=sum(m.recomputed_tokens for m in machines),
-            reused_tokens=sum(m.reused_tokens for m in machines),
+            kv_preemptions=sum(s.machine.preemptions for s in stood),
+            recomputed_tokens=sum(s.machine.recomputed_tokens for s in stood),
+            reused_tokens=sum(s.machine.reused_tokens for s in stood),
             work_bound_s=work_s,
             longest_alone_s=longest_s,
             bound_s=bound_s,
@@ -164,14 +174,14 @@ class Recorder:
         n = len(last)
         return (sum(ninety) / n, sum(last) / n) if n else (None, None)
 
-    def _utilisation(self, machines: Sequence[Machine], rollout_s: float, run_s: float) -> dict[str, float]:
-        busy = dict.fromkeys((b.name for b in self._plan.config.bucket), 0.0)
-        buckets = self._plan.config.bucket
-        names = self._plan.config.engine_buckets
-        for machine in machines:
-            busy[names[machine.id]] += machine.cost.tp * (machine.decode_s + machine.prefill_s)
-        shares = {"rollout": sum(busy.values()) / (self._plan.rollout_devices * rollout_s) if rollout_s > 0 else 0.0}
-        for b in buckets:
-            shares[b.name] = busy[b.name] / (b.engines * b.tp * rollout_s) if rollout_s > 0 else 0.0
+    def _utilisation(self, stood: Sequence[Stood], run_s: float) -> dict[str, float]:
+        names = [b.name for b in self._plan.config.bucket]
+        busy, there = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        for s in stood:
+            name, machine = names[s.bucket], s.machine
+            busy[name] += machine.cost.tp * (machine.decode_s + machine.prefill_s)
+            there[name] += machine.cost.tp * max(0.0, min(s.until, self.last_turn_s) - max(s.since, self.first_turn_s))
+        shares = {"rollout": sum(busy.values()) / whole if (whole := sum(there.values())) else 0.0}
+        shares |= {name: busy[name] / there[name] if there[name] else 0.0 for name in names}
         shares["trainer"] = self.trainer_busy_s / run_s if run_s > 0 else 0.0
         return shares

@@ -23,7 +23,7 @@ from libra.core.learned import Learned
 from libra.errors import CoreError
 from libra.sim.machine import NEVER, Machine, Row
 from libra.sim.plan import Plan, plan
-from libra.sim.report import Recorder, SimReport
+from libra.sim.report import Recorder, SimReport, Stood
 from libra.sim.seconds import joining_s, replica_install_s, round_s, share_s
 from libra.sim.source import reward
 from libra.workload.trace import TraceTrajectory
@@ -102,8 +102,10 @@ class Simulation:
         self._episodes: dict[int, Episode] = {}
         self._machines: dict[int, Machine] = {}
         """Of the engines that stand, by id."""
-        self._gone: list[Machine] = []
-        """Of engines that ended."""
+        self._since: dict[int, float] = {}
+        """When they began to stand."""
+        self._gone: list[Stood] = []
+        """Engines that ended."""
         self._reserved: dict[int, int] = {}
         self._running: dict[int, int] = {}
         self._starts: dict[int, c.StartRole] = {}
@@ -141,9 +143,11 @@ class Simulation:
         return self.report()
 
     def report(self) -> SimReport:
-        return self.recorder.report(
-            [*self._gone, *self._machines.values()], self.core.placement.correction.kinds(), self.now
-        )
+        stood = [*self._gone, *(self._stood(machine) for machine in self._machines.values())]
+        return self.recorder.report(stood, self.core.placement.correction.kinds(), self.now)
+
+    def _stood(self, machine: Machine) -> Stood:
+        return Stood(machine, self.core.fleet.bucket_of(machine.id), self._since[machine.id], self.now)
 
     # --- the heap
 
@@ -230,6 +234,7 @@ class Simulation:
             bucket = self.config.bucket[command.bucket]
             self._machines[command.unit] = Machine(command.unit, self.plan.engines[command.bucket], bucket.kv_tokens)
             self._reserved[command.unit] = self._running[command.unit] = 0
+            self._since[command.unit] = self.now
         t = self.now + (joining_s(self.plan.cost, command.role) if self._warm else 0.0)
         self._at(t, e.RoleReady(t, command.seq, command.rank))
 
@@ -239,7 +244,7 @@ class Simulation:
         machine = self._machines.pop(command.unit, None) if command is not None else None
         if machine is None:
             return
-        self._gone.append(machine)
+        self._gone.append(self._stood(machine))
         for episode in self._episodes.values():
             if episode.engine == machine.id:
                 episode.engine, episode.cmd = -1, 0

@@ -3,6 +3,7 @@
     {"kind": "batch", "t": 12.3, "batch": 4, "reward": 0.4, ...}     a consumed batch (every field of BatchConsumed)
     {"kind": "eval", "t": ..., "which": "eval_end", "reward": ...}   an evaluation
     {"kind": "report", "t": ..., "level": "warning", "what": ...}    one line for people
+    {"kind": "move", "t": ..., "move": 3, "stage": "ready", ...}     a move entered a stage (every field of MoveChanged)
     {"kind": "straggler", "t": ..., "batch": 4, "traj": ...}         a trajectory that held that batch up (see `paths`)
     {"kind": "gauges", "t": ..., "tokens_per_s": ..., ...}           the state of now, every second or so
 
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from libra.core.commands import BatchConsumed, Command, Evaluated, Report
+from libra.core.commands import BatchConsumed, Command, Evaluated, MoveChanged, Report
 from libra.telemetry.paths import Straggler
 
 FILE = "metrics.jsonl"
@@ -50,13 +51,15 @@ class MetricsWriter:
         self._encoder = msgspec.json.Encoder()
 
     def command(self, t: float, command: Command) -> None:
-        """Write the line of a BatchConsumed, Evaluated or Report; every other command has none."""
+        """Write the line of a BatchConsumed, Evaluated, MoveChanged or Report; every other command has none."""
         match command:
             case BatchConsumed():
                 self._line("batch", t, _fields(command))
             case Evaluated():
                 fields = _fields(command)
                 self._line("eval", t, {"which": fields.pop("kind"), **fields})
+            case MoveChanged():
+                self._line("move", t, _fields(command))
             case Report():
                 self._line("report", t, _fields(command))
             case _:
