@@ -308,13 +308,17 @@ def _family(root: int) -> Line:
         try:
             if b"libra.launch" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 continue
-            found["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
-            found["threads"] += len(os.listdir(f"/proc/{pid}/task"))
+            found["descriptors"] += _count(Path(f"/proc/{pid}/fd"))
+            found["threads"] += _count(Path(f"/proc/{pid}/task"))
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
             found["resident_mb"] += pages * os.sysconf("SC_PAGESIZE") / 1e6
         except OSError:
             continue
     return {name: round(value, 1) for name, value in found.items()}
+
+
+def _count(directory: Path) -> int:
+    return sum(1 for _ in directory.iterdir())
 
 
 def _means(samples: Sequence[Line]) -> Line:
