@@ -45,6 +45,8 @@ MOST_LINKS = 64
 COALESCE_BYTES = 1 << 18
 """News are sent together up to this size."""
 
+GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+"""A peer went away: nothing depends on it. (A TimeoutError is an OSError, but says that it is there and takes nothing.)"""
 M = TypeVar("M")
 
 
@@ -84,7 +86,7 @@ class ControlServer:
                 await serve(stream, reader)
         except (WireError, TimeoutError, ExceptionGroup) as x:
             self._ended(name, x)
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        except GONE:
             pass  # the peer went away: nothing depends on it
         except Exception:
             self._log(f"a link to {name}.sock is closed by a fault of ours:\n{traceback.format_exc()}")
@@ -93,17 +95,17 @@ class ControlServer:
             await anyio.aclose_forcefully(stream)
 
     def _ended(self, name: str, x: Exception) -> None:
-        while isinstance(x, ExceptionGroup) and len(x.exceptions) == 1:
-            x = x.exceptions[0]
-        if isinstance(x, anyio.EndOfStream | anyio.BrokenResourceError | anyio.ClosedResourceError | OSError) and not (
-            isinstance(x, TimeoutError)
-        ):
+        """Reader and writer of a link may both notice the same end."""
+        causes = [cause for cause in _causes(x) if isinstance(cause, TimeoutError) or not isinstance(cause, GONE)]
+        if not causes:
             return
         self.refused += 1
-        if isinstance(x, WireError | TimeoutError):
-            self._log(f"a link to {name}.sock is closed: {str(x) or 'the peer took too long'}")
+        fault = next((cause for cause in causes if not isinstance(cause, WireError | TimeoutError)), None)
+        if fault is None:
+            self._log(f"a link to {name}.sock is closed: {str(causes[0]) or 'the peer took too long'}")
         else:
-            self._log(f"a link to {name}.sock is closed by a fault of ours:\n{''.join(traceback.format_exception(x))}")
+            told = "".join(traceback.format_exception(fault))
+            self._log(f"a link to {name}.sock is closed by a fault of ours:\n{told}")
 
     async def _greet(self, stream: anyio.abc.SocketStream, reader: AsyncReader[M]) -> bool:
         with anyio.fail_after(HELLO_S):
@@ -166,6 +168,10 @@ class ControlServer:
                 raise WireError(f"unexpected {type(request).__name__} on control.sock, expected an order")
             await self._send(stream, await self._desk.submit(request, author))
             await anyio.sleep(PACE_S)
+
+
+def _causes(x: Exception) -> list[Exception]:
+    return [cause for part in x.exceptions for cause in _causes(part)] if isinstance(x, ExceptionGroup) else [x]
 
 
 def _batches(frames: list[bytes]) -> list[bytes]:

@@ -61,10 +61,10 @@ class MetricsWriter:
             case Evaluated():
                 fields = _fields(command)
                 self._line("eval", t, {"which": fields.pop("kind"), **fields})
-            case Report():
-                self._line("report", t, _fields(command))
             case MoveChanged():
                 self._line("move", t, _fields(command))
+            case Report():
+                self._line("report", t, _fields(command))
             case _:
                 pass
 

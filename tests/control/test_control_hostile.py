@@ -106,6 +106,38 @@ async def test_a_viewer_that_takes_nothing_is_closed_after_its_deadline(
         assert any("view.sock is closed" in line for line in room.log)
 
 
+async def test_a_viewer_that_goes_while_it_is_written_to_is_no_fault() -> None:
+    class Going:
+        """Both directions notice the end at once."""
+
+        def __init__(self) -> None:
+            self.received = [GREETING, pack(Watch(1000.0))]
+            self.sent = 0
+            self.gone = anyio.Event()
+
+        async def receive(self, max_bytes: int = 65536) -> bytes:
+            if self.received:
+                return self.received.pop(0)
+            await self.gone.wait()
+            raise anyio.EndOfStream
+
+        async def send(self, item: bytes) -> None:
+            self.sent += 1
+            if self.sent > 1:  # after the welcome
+                self.gone.set()
+                raise anyio.BrokenResourceError
+
+        async def aclose(self) -> None:
+            pass
+
+    room, stream = Room(), Going()
+    with anyio.fail_after(10):
+        await room.control.server.accept_viewer(stream)  # type: ignore[arg-type]
+    assert stream.sent == 2
+    assert not room.log
+    assert room.control.server.links["view"] == room.control.server.refused == 0
+
+
 async def test_more_links_than_allowed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_LINKS", 2)
     room = Room()
