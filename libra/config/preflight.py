@@ -63,12 +63,6 @@ def _allocation(config: Config) -> Iterator[str]:
             f"allocation.gradient: got {gradient}, expected a multiple of allocation.replica = {replica}: "
             f"{gradient - gradient % replica} or {gradient - gradient % replica + replica}"
         )
-    elastic = config.elastic.rule != "off"
-    if elastic and replica > config.devices - config.allocation.trainer - min(b.tp for b in config.bucket):
-        yield (
-            f"allocation.replica: got {replica}, expected fewer: one replica and one engine do not fit on the "
-            f'{config.devices - config.allocation.trainer} ranks outside the core; use elastic.rule = "off", or more engines'
-        )
 
 
 def _lag(config: Config) -> Iterator[str]:
