@@ -7,7 +7,8 @@ A move of r ranks from rollout (N_r ranks) to training (N_t) is expected to make
     T_rollout x N_r / (N_r - r)        T_train x N_t / (N_t + r)
 
 and the other way round. The move is proposed when the larger of the two falls by more than `margin`, `patience` batches in a
-row, and not within `cooldown` batches of the last one. So under a steady load nothing moves: after a good move the way back
+row, and not within `cooldown` batches of the last one. A batch counts only if its own seconds ask for what the smoothed ones
+ask for: one odd batch stays in the mean for some time, and moves nothing. So under a steady load nothing moves: after a good move the way back
 promises nothing. The formula knows neither tails nor KV room; therefore each move is judged by what came of it: if batches
 take longer than before by more than half of `margin`, it is taken back, and the next one waits twice as long.
 
@@ -70,12 +71,17 @@ class Balance:
         """Batches until a move may be proposed; counts down. The first batches of a run say little."""
         self._trial: _Trial | None = None
         self._verdict: Proposal | None = None
+        self._taking_back = False
+        """The last proposal was to take a move back: that is not judged again."""
+        self._newest = (0.0, 0.0)
+        """Seconds of training and rollout of the newest batch."""
 
     def consumed(self, seconds: float, busy_s: float, idle_share: float) -> None:
         """A batch is consumed: `seconds` after the one before; the trainer was busy for `busy_s` of them."""
+        self._newest = busy_s, seconds * (1.0 - idle_share)
         self.batch_s = _smooth(self.batch_s, seconds)
-        self.train_s = _smooth(self.train_s, busy_s)
-        self.rollout_s = _smooth(self.rollout_s, seconds * (1.0 - idle_share))
+        self.train_s = _smooth(self.train_s, self._newest[0])
+        self.rollout_s = _smooth(self.rollout_s, self._newest[1])
         self._rest = max(0, self._rest - 1)
         if self._trial is not None:
             self._judge(self._trial, seconds)
@@ -85,7 +91,9 @@ class Balance:
         self._rest = self._cooldown
         self._asked = 0
         self._verdict = None
-        self._trial = _Trial(direction, ranks, self.batch_s) if by_rule and self.batch_s is not None else None
+        judged = by_rule and not self._taking_back
+        self._trial = _Trial(direction, ranks, self.batch_s) if judged and self.batch_s is not None else None
+        self._taking_back = False
         self.train_s = self.rollout_s = self.batch_s = None
 
     def _judge(self, trial: _Trial, seconds: float) -> None:
@@ -106,16 +114,19 @@ class Balance:
 
     def propose(self, ranks: Ranks) -> Proposal | None:
         """What ought to move now; asked once after each batch."""
+        self._taking_back = False
         if self._verdict is not None:
             verdict, self._verdict = self._verdict, None
-            return verdict if (ranks.lend if verdict.direction == "lend" else ranks.recall) else None
+            self._taking_back = bool(ranks.lend if verdict.direction == "lend" else ranks.recall)
+            return verdict if self._taking_back else None
         if self.train_s is None or self.rollout_s is None or self._trial is not None:
             return None
         proposal = self._better(ranks, self.train_s, self.rollout_s)
-        wants = proposal.direction if proposal else None
+        alone = self._better(ranks, *self._newest)
+        wants = proposal.direction if proposal and alone and alone.direction == proposal.direction else None
         self._asked = self._asked + 1 if wants == self._wants else 1
         self._wants = wants
-        return proposal if self._asked >= self.config.patience and not self._rest else None
+        return proposal if wants and self._asked >= self.config.patience and not self._rest else None
 
     def _better(self, ranks: Ranks, train_s: float, rollout_s: float) -> Proposal | None:
         now_s = max(train_s, rollout_s)

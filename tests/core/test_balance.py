@@ -50,7 +50,7 @@ def test_nothing_is_asked_before_a_batch_and_within_the_first_ones() -> None:
     assert "training takes 10 s" in proposal.reason
 
 
-@pytest.mark.parametrize(("train_s", "rollout_s", "best"), [(60, 60, 2), (40, 120, 0), (100, 20, 5), (90, 60, 3)])
+@pytest.mark.parametrize(("train_s", "rollout_s", "best"), [(60, 60, 2), (40, 120, 0), (100, 20, 4), (90, 60, 3)])
 @pytest.mark.parametrize("start", [0, 3])
 def test_a_steady_load_is_led_to_its_best_split_and_left_there(
     train_s: float, rollout_s: float, best: int, start: int
