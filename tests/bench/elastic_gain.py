@@ -25,7 +25,7 @@ from libra.sim.shell import Simulation
 from libra.telemetry import replay
 
 CONFIG = "configs/emulated-8.toml"
-SPLITS = (0, 1, 2, 3)
+SPLITS: tuple[int, ...] = (0, 1, 2, 3)
 ENGINES = 4
 """Of one rank, in the configuration."""
 FIRST_STEPS = 4

@@ -151,19 +151,21 @@ def read(run_dir: Path) -> tuple[Steps, bool]:
 
 
 def blocking(args: argparse.Namespace) -> Iterator[Line]:
-    """Rank 6 joins after the second step; the control runs the same batches, and nobody joins."""
+    """Rank 6 joins after the second step; the control trains the same batches, and nobody joins. A step counts as one while it
+    joins where all of it lies between the order and the end of the move: in its last one the replica may help already."""
     control, _ = _faulty(None)
     yield {"case": "control: nobody joins", "step_s": _median(control.seconds.values()), "steps": len(control.seconds)}
     for stage, kind in [("none", "none"), *FAULTS]:
         steps, ok = _faulty((stage, kind))
         began = steps.stages[0][0] if steps.stages else 0.0
         over = next((t for t, x in steps.stages if x.stage in ("ready", "failed")), began)
-        joining = [k for k in steps.within(began, over) if k in control.seconds]
-        ratios = [steps.seconds[k] / control.seconds[k] for k in joining]
+        joining = steps.within(began, over)
+        whole = [k for k in joining if steps.opened[k] >= began and steps.opened[k] + steps.seconds[k] <= over]
+        ratios = [steps.seconds[k] / control.seconds[k] for k in whole if k in control.seconds]
         after = [k for k in steps.seconds if steps.opened[k] >= over]
         yield {
             "case": f"{kind} when {stage}" if kind != "none" else "no fault", "move": [x.stage for _, x in steps.stages],
-            "joining_s": round((over - began) / SPEED, 2), "steps_while_joining": len(joining),
+            "joining_s": round((over - began) / SPEED, 2), "whole_steps_while_joining": len(ratios),
             "median_step_over_control": round(statistics.median(ratios), 4) if ratios else None,
             "waited_while_joining_s": _real(max((steps.waits[k] for k in joining), default=0.0)),
             "waited_afterwards_s": _real(max((steps.waits[k] for k in after), default=0.0)),
@@ -290,7 +292,8 @@ def _random_order(draw: random.Random, done: int) -> Order:
 
 
 def _family(root: int) -> Line:
-    """Descriptors, threads and resident MB of the controller and the supervisors together; zombies anywhere below."""
+    """Descriptors, threads and resident MB of the controller and the supervisors together, and of
+    the largest of them, which is the controller; zombies anywhere below."""
     parents: dict[int, tuple[int, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -302,7 +305,7 @@ def _family(root: int) -> Line:
     family = {root}
     while new := {pid for pid, (parent, _) in parents.items() if parent in family} - family:
         family |= new
-    found: Line = {"descriptors": 0, "threads": 0, "resident_mb": 0.0, "processes": len(family)}
+    found: Line = {"descriptors": 0, "threads": 0, "resident_mb": 0.0, "largest_mb": 0.0, "processes": len(family)}
     found["zombies"] = sum(parents[pid][1] == "Z" for pid in family if pid in parents)
     for pid in family:
         try:
@@ -311,7 +314,9 @@ def _family(root: int) -> Line:
             found["descriptors"] += _count(Path(f"/proc/{pid}/fd"))
             found["threads"] += _count(Path(f"/proc/{pid}/task"))
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            found["resident_mb"] += pages * os.sysconf("SC_PAGESIZE") / 1e6
+            resident_mb = pages * os.sysconf("SC_PAGESIZE") / 1e6
+            found["resident_mb"] += resident_mb
+            found["largest_mb"] = max(found["largest_mb"], resident_mb)
         except OSError:
             continue
     return {name: round(value, 1) for name, value in found.items()}
@@ -322,5 +327,5 @@ def _count(directory: Path) -> int:
 
 
 def _means(samples: Sequence[Line]) -> Line:
-    names = ("descriptors", "threads", "resident_mb", "processes")
+    names = ("descriptors", "threads", "resident_mb", "largest_mb", "processes")
     return {name: round(statistics.fmean(s[name] for s in samples), 1) for name in names}

@@ -125,7 +125,10 @@ async def test_a_viewer_that_goes_while_it_is_written_to_is_no_fault() -> None:
             self.sent += 1
             if self.sent > 1:  # after the welcome
                 self.gone.set()
-                raise anyio.BrokenResourceError
+                try:
+                    await anyio.sleep_forever()
+                except anyio.get_cancelled_exc_class():
+                    raise anyio.BrokenResourceError from None
 
         async def aclose(self) -> None:
             pass

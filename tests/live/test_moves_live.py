@@ -4,8 +4,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from launched import Launched, kill
-from test_emulated_live import CONFIG, assert_conserved
+from launched import REPOSITORY, Launched, kill
+from test_emulated_live import assert_conserved
 
 from libra.control.client import Orders, View
 from libra.control.messages import OrderAnswer
@@ -14,6 +14,7 @@ from libra.core.orders import Allocate, MoveRanks, Order, Undo
 from libra.telemetry import replay
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
+CONFIG = REPOSITORY / "configs" / "emulated-8.toml"
 JOB = ["--run.steps=100000", "--rollout.groups_per_batch=3", "--rollout.samples_per_group=4", "--emulation.speed=100"]
 """Ranks 1, 2 train; 3 to 6 are engines 0 to 3; 7 and 8 are engine 4, of bucket tp2."""
 
