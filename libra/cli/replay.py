@@ -70,8 +70,8 @@ class _Told:
             self.plotter.watch(event, commands)
 
     def _begin(self, config: Config) -> None:
-        self._decisions = Decisions(config.engine_buckets, [b.name for b in config.bucket])
-        self._paths = Paths(config.engine_buckets, config.rollout.groups_per_batch)
+        self._decisions = Decisions(config.engine_buckets, config.bucket_names)
+        self._paths = Paths(config.engine_buckets, config.rollout.groups_per_batch, config.bucket_names)
         if self.args.plots:
             from libra.sim.plots import Plotter
 

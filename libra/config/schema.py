@@ -73,6 +73,8 @@ class ElasticConfig(_Table, frozen=True):
     """Batches in a row that must ask for the same move."""
     cooldown: PosInt = 3
     """Batches after a move before the next; doubled after a move that did not pay, which is taken back."""
+    explore: NatInt = 0
+    """Where nothing promises to pay for so many batches, a move is tried, and taken back if it does not pay; 0: never."""
     hold_s: NonNegFloat = 120.0
     """After a person's order nothing moves by itself for so long."""
 
@@ -433,8 +435,13 @@ class Config(_Table, frozen=True):
 
     @property
     def engine_buckets(self) -> tuple[str, ...]:
-        """The name of each engine's bucket, by the engine's id."""
+        """The name of the bucket of each engine that there is at first, by the engine's id."""
         return tuple(b.name for b in self.bucket for _ in range(b.engines))
+
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """By index."""
+        return tuple(b.name for b in self.bucket)
 
     @property
     def devices(self) -> int:

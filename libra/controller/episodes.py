@@ -66,6 +66,12 @@ def _noise_ordinal(command: c.OpenTrajectory) -> int:
     return command.prompt * 4 + ("train", "eval_start", "eval_end").index(command.kind)
 
 
+async def _close(sessions: list[Session]) -> None:
+    """In one task: a task each would cost more than what most sessions have to free."""
+    for session in sessions:
+        await session.aclose()
+
+
 class Episodes:
     """Runs the sessions of all episodes as tasks; every result goes to `post` as an event."""
 
@@ -101,7 +107,8 @@ class Episodes:
         gone = [self.all.pop(id) for id in ids]
         for episode in gone:
             episode.scope.cancel()
-            self._tasks.start_soon(episode.session.aclose)
+        if gone:
+            self._tasks.start_soon(_close, [episode.session for episode in gone])
         return gone
 
     # --- what engines and trainers are sent, and what comes back

@@ -22,6 +22,7 @@ from libra.config.schema import Config
 from libra.controller.clock import Clock
 from libra.controller.control import viewers_group
 from libra.controller.links import Server, welcome
+from libra.controller.runtime import calm_collector
 from libra.controller.screen import Screen
 from libra.controller.shell import Shell
 from libra.controller.world import world_of
@@ -136,4 +137,5 @@ def _first_cause(x: BaseException) -> str:
 def main(config: Config, run_dir: Path, learned: Learned | None = None) -> int:
     """Run the controller in this process; returns its exit code."""
     die_with_parent()
+    calm_collector()
     return anyio.run(Controller(config, run_dir, learned).run)

@@ -7,6 +7,7 @@
 rank and timer has at most one answer under way. Nothing is done that the core did not command.
 """
 
+import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -24,6 +25,23 @@ class Observer(Protocol):
 
     def event(self, event: AnyEvent, /) -> None: ...
     def command(self, command: Command, /) -> None: ...
+
+
+YOUNG_OBJECTS = 50_000
+"""New objects between two looks at the youngest generation."""
+OLD_ROUNDS = 1000
+"""Looks at the middle generation between two at all objects."""
+
+
+def calm_collector() -> None:
+    """Let the garbage collector look at what is new and leave what is old alone.
+
+    The core lives in one process with everything that a run remembers, and a full collection of that takes longer than any
+    decision may. Events, commands and loads hold no cycles; what does is made once, or dies with its request.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 20, OLD_ROUNDS)
 
 
 class Runtime:

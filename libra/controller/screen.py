@@ -3,6 +3,7 @@
 Nothing here decides anything, and nothing here may stop the run: a terminal that is gone is the display's own business.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 import anyio
@@ -10,6 +11,7 @@ import anyio
 from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core.coordinator import Core
+from libra.core.fleet import Unit
 from libra.telemetry.display import Display, EngineRow, RunView
 from libra.telemetry.logs import RunLog
 from libra.telemetry.metrics import Gauges, MetricsWriter
@@ -111,6 +113,8 @@ class Screen:
             view.progress, view.label = done / max(1, total), f"{done}/{total} held-out tasks"
         elif phase in ("training", "stopping"):
             view.progress, view.label = 0.0, ""
+        view.epoch, view.moves = core.fleet.epoch, tally.moves
+        view.roles = [_role(core, rank) for rank in core.fleet.ranks]
         view.engines = [self._engine_row(core, id) for id in core.fleet.engines]
 
     def _engine_row(self, core: Core, id: int) -> EngineRow:
@@ -145,6 +149,27 @@ class Screen:
             engine_waiting=tuple(row.waiting for row in view.engines),
             engine_kv=tuple(round(row.kv, 4) for row in view.engines),
             turns_by_bucket=dict(self.tally.paths.turns_by_bucket),
+            epoch=view.epoch,
+            ranks_by_role=dict(Counter(view.roles)),
             bucket_moves=self.tally.paths.bucket_moves,
             cost_factor={name: round(kind.factor, 4) for name, kind in core.placement.correction.kinds().items()},
         )
+
+
+def _role(core: Core, rank: int) -> str:
+    """What a rank does, for people; both of it where it moves."""
+    fleet = core.fleet
+    role = fleet.role_of(rank)
+    if role != "moving":
+        return _work(core, fleet.unit(fleet.ranks[rank].unit)) if role in ("trainer", "rollout", "gradient") else role
+    move = core.handover.moves[fleet.ranks[rank].move]
+    sides = [next((u for u in units if rank in u.ranks), None) for units in (move.leaving, move.joining)]
+    return " > ".join(_work(core, unit) for unit in sides)
+
+
+def _work(core: Core, unit: Unit | None) -> str:
+    if unit is None:
+        return "spare"
+    if unit.role == "rollout":
+        return core.config.bucket[unit.bucket].name
+    return "core" if unit.role == "trainer" else "gradient"

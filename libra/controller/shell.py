@@ -79,6 +79,8 @@ class Shell:
         """Start -> link of a role process that has said hello."""
         self._starts: dict[int, c.StartRole] = {}
         """Role processes that may run, by their start: a rank has two while it moves."""
+        self._logs: dict[str, int] = {}
+        """How many logs of this name were begun."""
         self._offers: dict[int, dict[int, m.ShareOffered]] = {}
         """Replica -> rank -> where its part of the share can be fetched."""
         self._devices: dict[int, str] = {}
@@ -207,10 +209,16 @@ class Shell:
             config=self._config_json,
             emulated=self.config.emulated,
         )
-        role = command.role if command.unit == CORE else f"{command.role}-{command.unit}"
-        log = str(self._run_dir / "logs" / f"rank-{command.rank}.{role}.log")
-        self._to_supervisor(command.rank, m.SpawnRole(command.seq, spec, log))
+        self._to_supervisor(command.rank, m.SpawnRole(command.seq, spec, str(self._log_of(command))))
         self.monitor.role_started(command.rank, command.seq)
+
+    def _log_of(self, command: c.StartRole) -> Path:
+        """`rank-3.rollout-0.log`; `rank-3.rollout-0.1.log` where that unit starts there once more."""
+        role = command.role if command.unit == CORE else f"{command.role}-{command.unit}"
+        name = f"rank-{command.rank}.{role}"
+        again = self._logs.get(name, 0)
+        self._logs[name] = again + 1
+        return self._run_dir / "logs" / (f"{name}.{again}.log" if again else f"{name}.log")
 
     async def _timer(self, seq: int, at: float) -> None:
         await self.clock.sleep_until(at)

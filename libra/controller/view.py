@@ -95,7 +95,7 @@ class Looker:
             n=n,
             t=round(now, 4),
             run=self._run(),
-            pace=PacePart(self._follower.train_s, self._follower.rollout_s, self._follower.wait_s),
+            pace=self._pace(),
             allocation=allocation(core),
             trainer=trainer(core, self._follower, now),
             ranks=tuple([self._rank(rank, names, now) for rank in core.fleet.ranks.values()]),
@@ -105,6 +105,11 @@ class Looker:
             tail=tuple([row for id in self._follower.tail(TAIL) if (row := self._tail(id, now)) is not None]),
             tail_of=len(self._follower.flights),
         )
+
+    def _pace(self) -> PacePart:
+        """The core's own figures, those that ranks move by, where it has some."""
+        follower, balance = self._follower, self._core.elastic.balance
+        return PacePart(balance.train_s or follower.train_s, balance.rollout_s or follower.rollout_s, follower.wait_s)
 
     def _run(self) -> RunPart:
         core, view, tally = self._core, self._gauges.view, self._gauges.tally

@@ -204,6 +204,8 @@ class MoveChanged(Command, frozen=True, tag=True, array_like=True):
     reason: str
     seconds: float
     """Since the move began."""
+    to: Role
+    """What its ranks become."""
 
 
 class AnswerOrder(Command, frozen=True, tag=True, array_like=True):

@@ -152,7 +152,7 @@ class Handover:
         self.out.put(
             MoveChanged(
                 self.out.next_seq(), move.id, stage, self.fleet.epoch, move.ranks, move.what, move.author, move.reason,
-                self.out.now - move.began,
+                self.out.now - move.began, move.joining[0].role,
             )
         )  # fmt: skip
 

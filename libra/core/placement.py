@@ -78,7 +78,7 @@ class Placement:
         """(trajectory, decision) since the core was last told something: where a turn goes, or what it begins to wait for."""
         self.index = EngineIndex((), len(self.shapes))
         for engine in fleet.engines.values():
-            self.engine_added(engine)
+            self.index.add(engine.load)
         self._sizes = SizeClasses(small_tokens=scheduler.small_tokens, medium_tokens=scheduler.medium_tokens)
         self._family = scheduler.family or str(config.env.__struct_config__.tag)
         self._reserve_share = scheduler.reserve_share

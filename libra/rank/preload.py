@@ -23,6 +23,7 @@ def preload(what: str) -> None:
     """Import what the roles of this kind need ("torch" or "nothing")."""
     if what == "torch":
         import libra.rank.engine_role
+        import libra.rank.gradient_role
         import libra.rank.trainer_role  # noqa: F401
         from libra.config.schema import ModelConfig
         from libra.train.model import preload as preload_decoders

@@ -12,7 +12,7 @@ from msgspec import Struct
 from libra.core import commands as c
 from libra.core import events as e
 
-STARTING, DOWN, LOST, TRAINER = "starting", "down", "lost", "trainer"
+STARTING, DOWN, LOST, TRAINER, GRADIENT = "starting", "down", "lost", "trainer", "gradient"
 
 
 class Interval(Struct, frozen=True):
@@ -37,12 +37,16 @@ class History:
         """When training trajectories ended."""
         self.sampled: list[list[int]] = []
         """Of each training trajectory that ended: tokens sampled before each of its tool returns, and at its end."""
-        self.engine_of: dict[int, int] = {}
-        """Rank -> engine, as it was told last."""
+        self.engines: dict[int, str] = {}
+        """Engine -> bucket, of all that there ever were."""
+        self.ranks_of: dict[int, dict[int, None]] = {}
+        """Engine -> its ranks."""
         self._names = names
         self._state: dict[int, tuple[str, float]] = {}
         self._starting: dict[int, str] = {}
         """StartRole -> what the rank will be."""
+        self._latest: dict[int, int] = {}
+        """Rank -> its newest StartRole: an older process that ends meanwhile makes no difference."""
         self._roles: list[Interval] = []
         self._began: dict[int, float] = {}
         """Running Generate, Round and CloseStep, by command."""
@@ -68,7 +72,7 @@ class History:
                 self.rounds.append(Interval(rank, "round", self._began[cmd], t))
             case e.RoleReady(cmd=cmd, rank=rank):
                 self._to(rank, self._starting.pop(cmd, DOWN), t)
-            case e.RoleExited(rank=rank):
+            case e.RoleExited(rank=rank, start=start) if self._latest.get(rank) == start:
                 self._to(rank, DOWN, t)
             case e.RankLost(rank=rank):
                 self._to(rank, LOST, t)
@@ -76,12 +80,16 @@ class History:
                 pass
         for command in commands:
             match command:
-                case c.Generate() | c.Round() | c.CloseStep():
+                case c.Generate() | c.Round() | c.Accumulate() | c.CloseStep():
                     self._began[command.seq] = t
-                case c.StartRole(seq=seq, rank=rank, role=role, engine=engine, bucket=bucket):
-                    self._starting[seq] = TRAINER if role == "trainer" else self._names[bucket]
+                case c.StartRole(seq=seq, rank=rank, role=role, unit=unit, bucket=bucket):
+                    what = self._names[bucket] if role == "rollout" else role
+                    self._starting[seq] = what
+                    self._latest[rank] = seq
                     self._to(rank, STARTING, t)
-                    self.engine_of[rank] = engine
+                    if role == "rollout":
+                        self.engines.setdefault(unit, what)
+                        self.ranks_of.setdefault(unit, {})[rank] = None
                 case c.OpenTrajectory(traj=traj, kind=kind):
                     self._live[traj] = (kind == "train", [0])
                 case c.Discard(trajs=trajs):

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from libra.config.schema import Config
-from libra.sim.history import DOWN, LOST, STARTING, TRAINER, History, Interval
+from libra.sim.history import DOWN, GRADIENT, LOST, STARTING, TRAINER, History, Interval
 
 COLUMNS = 600
 """Time slots of a picture."""
@@ -24,6 +24,7 @@ MOST_INCHES = 8.0
 PALE = 0.25
 """Strength of the colour of a rank that has nothing to do."""
 TRAINER_COLOUR = (0.12, 0.16, 0.22)
+GRADIENT_COLOUR = (0.55, 0.58, 0.63)
 BUCKET_COLOURS = (
     (0.15, 0.39, 0.92), (0.85, 0.47, 0.02), (0.08, 0.50, 0.24), (0.75, 0.15, 0.45), (0.40, 0.30, 0.75), (0.05, 0.55, 0.60),
 )  # fmt: skip
@@ -49,7 +50,7 @@ class Plotter:
         paths: list[Path] = []
         for name, rows, figure in (
             ("allocation.png", self._config.devices, self._allocation),
-            ("engines.png", len(self._config.engine_buckets), self._engines),
+            ("engines.png", len(self.history.engines), self._engines),
             ("residuals.png", 22, self._residuals),
         ):
             height = min(MOST_INCHES, 1.6 + ROW_INCHES * rows)
@@ -69,20 +70,21 @@ class Plotter:
         end = max(history.end, 1e-9)
         names = [b.name for b in self._config.bucket]
         colours = dict(zip(names, (BUCKET_COLOURS[i % len(BUCKET_COLOURS)] for i in range(len(names))), strict=True))
-        colours |= {TRAINER: TRAINER_COLOUR, **OTHER_COLOURS}
+        colours |= {TRAINER: TRAINER_COLOUR, GRADIENT: GRADIENT_COLOUR, **OTHER_COLOURS}
         busy = share(history.rounds, end, ranks + 1)
-        on_engine = share(history.turns, end, len(self._config.engine_buckets))
+        for engine, turns in enumerate(share(history.turns, end, 1 + max(history.engines, default=0))):
+            for rank in history.ranks_of.get(engine, ()):
+                busy[rank] = [a + b for a, b in zip(busy[rank], turns, strict=True)]
         image: list[list[tuple[float, ...]]] = [[(1.0, 1.0, 1.0)] * COLUMNS for _ in range(ranks)]
         roles = history.roles()
         for role in roles:
-            engine = history.engine_of.get(role.who, -1)
-            at_work = busy[role.who] if role.what == TRAINER else on_engine[engine] if role.what in names else None
+            at_work = busy[role.who] if role.what in (TRAINER, GRADIENT, *names) else None
             colour = colours[role.what]
             for i in columns(role, end):
                 strength = 1.0 if at_work is None else PALE + (1.0 - PALE) * min(1.0, at_work[i])
                 image[role.who - 1][i] = tuple(1.0 - strength * (1.0 - x) for x in colour)
         axes.imshow(image, aspect="auto", interpolation="nearest", extent=(0, end, ranks + 0.5, 0.5))
-        seen = [name for name in (TRAINER, *names, *OTHER_COLOURS) if any(r.what == name for r in roles)]
+        seen = [name for name in (TRAINER, GRADIENT, *names, *OTHER_COLOURS) if any(r.what == name for r in roles)]
         axes.legend(
             handles=[Patch(color=colours[name], label=name) for name in seen],
             loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=8, frameon=False, fontsize=9,
@@ -95,9 +97,13 @@ class Plotter:
     def _engines(self, axes) -> None:  # type: ignore[no-untyped-def]
         from matplotlib import colors
 
-        history, names = self.history, self._config.engine_buckets
+        history = self.history
+        order = list(self._config.bucket_names)
+        ids = sorted(history.engines, key=lambda id: (order.index(history.engines[id]), id))
+        names = [history.engines[id] for id in ids]
         end = max(history.end, 1e-9)
-        grid = share(history.turns, end, len(names))
+        by_id = share(history.turns, end, 1 + max(ids, default=0))
+        grid = [by_id[id] for id in ids]
         most = max((max(row) for row in grid), default=1.0)
         few_show = colors.PowerNorm(
             0.35, vmin=0.0, vmax=max(most, 1.0)

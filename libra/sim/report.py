@@ -60,8 +60,8 @@ class SimReport(Summary, frozen=True, kw_only=True):
     trainer_busy_s: float
     trainer_idle_s: float
     utilisation: dict[str, float]
-    """Share of device time: `rollout` and each bucket of what its engines stood while turns were under way, `trainer` over
-    the whole run."""
+    """Share of device time: `rollout` and each bucket of what its engines were there while turns were under way, `trainer`
+    (the core) over the whole run."""
     turns: int
     """Turns placed, cut ones counted again."""
     turns_cut: int
@@ -78,15 +78,6 @@ class SimReport(Summary, frozen=True, kw_only=True):
     makespan_over_bound: float
     pace: dict[str, Pace]
     """By bucket; those that had turns."""
-
-
-class Stood(NamedTuple):
-    """An engine, its bucket (index), and from when until when it stood: those that moved away stood for a part of the run."""
-
-    machine: Machine
-    bucket: int
-    since: float
-    until: float
 
 
 class Recorder:
@@ -117,8 +108,10 @@ class Recorder:
         for name, seconds in zip(STAGES, stages, strict=False):
             self.stage_s[name] += seconds
 
-    def report(self, stood: Sequence[Stood], kinds: Mapping[str, Kind], now: float) -> SimReport:
+    def report(self, lives: Sequence["EngineLife"], kinds: Mapping[str, Kind], now: float) -> SimReport:
+        """`lives`: every engine that there ever was."""
         config = self._plan.config
+        machines = [life.machine for life in lives]
         start = min(self.first_turn_s, self.last_end_s)
         makespan_s = self.last_end_s - start
         ninety, last = self._batch_times()
@@ -138,22 +131,22 @@ class Recorder:
             stage_s={name: seconds / max(1, self.ended) for name, seconds in self.stage_s.items()},
             trainer_busy_s=self.trainer_busy_s,
             trainer_idle_s=now - self.trainer_busy_s,
-            utilisation=self._utilisation(stood, now),
+            utilisation=self._utilisation(lives, start, now),
             turns=self.turns,
             turns_cut=self.turns_cut,
-            kv_preemptions=sum(s.machine.preemptions for s in stood),
-            recomputed_tokens=sum(s.machine.recomputed_tokens for s in stood),
-            reused_tokens=sum(s.machine.reused_tokens for s in stood),
+            kv_preemptions=sum(m.preemptions for m in machines),
+            recomputed_tokens=sum(m.recomputed_tokens for m in machines),
+            reused_tokens=sum(m.reused_tokens for m in machines),
             work_bound_s=work_s,
             longest_alone_s=longest_s,
             bound_s=bound_s,
             makespan_over_bound=makespan_s / bound_s if bound_s else 0.0,
-            pace={b.name: self._pace(b.name, kinds[b.name]) for b in config.bucket if b.name in kinds},
+            pace={b.name: self._pace(b.name, kinds[b.name], lives) for b in config.bucket if b.name in kinds},
         )
 
-    def _pace(self, bucket: str, kind: Kind) -> Pace:
+    def _pace(self, bucket: str, kind: Kind, lives: Sequence["EngineLife"]) -> Pace:
         truth = self._plan.truth
-        real = [truth.engine(id) for id, name in enumerate(self._plan.config.engine_buckets) if name == bucket]
+        real = [truth.engine(life.machine.id) for life in lives if life.bucket == bucket]
         return Pace(
             factor=kind.factor,
             truth=sum(real) / len(real),
@@ -174,14 +167,27 @@ class Recorder:
         n = len(last)
         return (sum(ninety) / n, sum(last) / n) if n else (None, None)
 
-    def _utilisation(self, stood: Sequence[Stood], run_s: float) -> dict[str, float]:
-        names = [b.name for b in self._plan.config.bucket]
+    def _utilisation(self, lives: Sequence["EngineLife"], start: float, run_s: float) -> dict[str, float]:
+        names = self._plan.config.bucket_names
         busy, there = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
-        for s in stood:
-            name, machine = names[s.bucket], s.machine
-            busy[name] += machine.cost.tp * (machine.decode_s + machine.prefill_s)
-            there[name] += machine.cost.tp * max(0.0, min(s.until, self.last_turn_s) - max(s.since, self.first_turn_s))
-        shares = {"rollout": sum(busy.values()) / whole if (whole := sum(there.values())) else 0.0}
-        shares |= {name: busy[name] / there[name] if there[name] else 0.0 for name in names}
-        shares["trainer"] = self.trainer_busy_s / run_s if run_s > 0 else 0.0
+        for life in lives:
+            tp = life.machine.cost.tp
+            busy[life.bucket] += tp * (life.machine.decode_s + life.machine.prefill_s)
+            there[life.bucket] += tp * max(0.0, min(life.ended, self.last_turn_s) - max(life.began, start))
+        shares = {"rollout": _share(sum(busy.values()), sum(there.values()))}
+        shares |= {name: _share(busy[name], there[name]) for name in names}
+        shares["trainer"] = _share(self.trainer_busy_s, run_s)
         return shares
+
+
+class EngineLife(NamedTuple):
+    """An engine from its start to its end, in virtual seconds."""
+
+    machine: Machine
+    bucket: str
+    began: float
+    ended: float
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

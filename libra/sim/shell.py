@@ -23,7 +23,7 @@ from libra.core.learned import Learned
 from libra.errors import CoreError
 from libra.sim.machine import NEVER, Machine, Row
 from libra.sim.plan import Plan, plan
-from libra.sim.report import Recorder, SimReport, Stood
+from libra.sim.report import EngineLife, Recorder, SimReport
 from libra.sim.seconds import joining_s, replica_install_s, round_s, share_s
 from libra.sim.source import reward
 from libra.workload.trace import TraceTrajectory
@@ -102,9 +102,9 @@ class Simulation:
         self._episodes: dict[int, Episode] = {}
         self._machines: dict[int, Machine] = {}
         """Of the engines that stand, by id."""
-        self._since: dict[int, float] = {}
-        """When they began to stand."""
-        self._gone: list[Stood] = []
+        self._began: dict[int, float] = {}
+        """When each of them came."""
+        self._gone: list[EngineLife] = []
         """Engines that ended."""
         self._reserved: dict[int, int] = {}
         self._running: dict[int, int] = {}
@@ -143,11 +143,8 @@ class Simulation:
         return self.report()
 
     def report(self) -> SimReport:
-        stood = [*self._gone, *(self._stood(machine) for machine in self._machines.values())]
-        return self.recorder.report(stood, self.core.placement.correction.kinds(), self.now)
-
-    def _stood(self, machine: Machine) -> Stood:
-        return Stood(machine, self.core.fleet.bucket_of(machine.id), self._since[machine.id], self.now)
+        lives = [*self._gone, *(self._life(machine) for machine in self._machines.values())]
+        return self.recorder.report(lives, self.core.placement.correction.kinds(), self.now)
 
     # --- the heap
 
@@ -234,9 +231,13 @@ class Simulation:
             bucket = self.config.bucket[command.bucket]
             self._machines[command.unit] = Machine(command.unit, self.plan.engines[command.bucket], bucket.kv_tokens)
             self._reserved[command.unit] = self._running[command.unit] = 0
-            self._since[command.unit] = self.now
+            self._began[command.unit] = self.now
         t = self.now + (joining_s(self.plan.cost, command.role) if self._warm else 0.0)
         self._at(t, e.RoleReady(t, command.seq, command.rank))
+
+    def _life(self, machine: Machine) -> EngineLife:
+        bucket = self.config.bucket[self.core.fleet.bucket_of(machine.id)]
+        return EngineLife(machine, bucket.name, self._began[machine.id], self.now)
 
     def _stop(self, start: int) -> None:
         """What an engine held is gone with it; the core has placed its turns anew, or drained it before."""
@@ -244,7 +245,7 @@ class Simulation:
         machine = self._machines.pop(command.unit, None) if command is not None else None
         if machine is None:
             return
-        self._gone.append(self._stood(machine))
+        self._gone.append(self._life(machine))
         for episode in self._episodes.values():
             if episode.engine == machine.id:
                 episode.engine, episode.cmd = -1, 0

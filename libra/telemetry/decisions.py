@@ -44,10 +44,11 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
 
 
 class Decisions:
-    """Tells the decisions of each event. `buckets` has the name of each engine's bucket; `names` those of the buckets."""
+    """Tells the decisions of each event. `buckets` has the name of the bucket of each engine that there is at first; `names`
+    those of the buckets by index."""
 
     def __init__(self, buckets: Sequence[str], names: Sequence[str]) -> None:
-        self._buckets = buckets
+        self._buckets = dict(enumerate(buckets))
         self._names = names
         self._opened: dict[int, c.OpenTrajectory] = {}
         self._turns: dict[int, int] = {}
@@ -60,6 +61,8 @@ class Decisions:
             match command:
                 case c.OpenTrajectory(traj=traj):
                     self._opened[traj], self._turns[traj] = command, 1
+                case c.StartRole(role="rollout", unit=unit, bucket=bucket):
+                    self._buckets[unit] = self._names[bucket]
                 case c.Act(traj=traj):
                     self._turns[traj] += 1
                 case _:

@@ -14,7 +14,7 @@ import select
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Literal, TextIO
 
@@ -68,6 +68,12 @@ class RunView(Struct, kw_only=True):
     elapsed_s: float = 0.0
     eta_s: float | None = None
     engines: list[EngineRow] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    """What device rank 1, 2, ... does: "core", the name of a bucket, "gradient", "narrow > gradient" for one that moves."""
+    epoch: int = 0
+    """Grows with every change of who does what."""
+    moves: int = 0
+    """Moves of ranks that ended well."""
 
 
 class Display(ABC):
@@ -152,6 +158,7 @@ class PlainDisplay(Display):
         self._phase = ""
         self._quarter = 0
         self._step = 0
+        self._roles: list[str] = []
         self._missed = 0
 
     def _start(self) -> None:
@@ -168,6 +175,9 @@ class PlainDisplay(Display):
         elif view.phase != "training" and quarter > self._quarter:
             self._quarter = quarter
             self._line(f"{view.phase} {view.progress:.0%}{f': {view.label}' if view.label else ''}")
+        if view.roles != self._roles and view.phase != "starting":
+            self._roles = list(view.roles)
+            self._line(f"ranks {', '.join(roles_line(view.roles))}  epoch {view.epoch}")
         for step in range(self._step + 1, view.step + 1):
             rewards = view.rewards[:step]
             self._line(
@@ -232,11 +242,28 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
     if s.turns_by_bucket:
         shares = ", ".join(f"{name} {n:,}" for name, n in s.turns_by_bucket.items())
         rows.append(("turns by bucket", f"{shares}; {s.bucket_moves:,} changed it, {s.engine_moves:,} the engine"))
+    if s.moves or s.moves_failed:
+        to = ", ".join(f"{n} to {role}" for role, n in s.moves.items()) or "none"
+        by = ", ".join(f"{n} by {author}" for author, n in s.moves_by.items())
+        seconds = ", ".join(f"{stage} {mean:.2f} s" for stage, mean in s.move_s.items())
+        failed = f"{s.moves_failed} went back" if s.moves_failed else ""
+        rows.append(("moves of ranks", "; ".join(filter(None, (to, by, seconds, failed)))))
     if s.stragglers:
         rows.append(("worst straggler", straggler_line(s.stragglers[0])))
     if s.weights_late:
         rows.append(("weights late or failed", f"{s.weights_late}"))
     return rows
+
+
+def roles_line(roles: Sequence[str]) -> list[str]:
+    """Who does what, neighbours that do the same together: ["1-2 core", "3 wide", "4 narrow > gradient"]."""
+    parts: list[str] = []
+    first = 1
+    for role, same in groupby(roles):
+        last = first + len(list(same)) - 1
+        parts.append(f"{first} {role}" if first == last else f"{first}-{last} {role}")
+        first = last + 1
+    return parts
 
 
 def straggler_line(s: Straggler) -> str:

@@ -3,7 +3,7 @@
     {"kind": "batch", "t": 12.3, "batch": 4, "reward": 0.4, ...}     a consumed batch (every field of BatchConsumed)
     {"kind": "eval", "t": ..., "which": "eval_end", "reward": ...}   an evaluation
     {"kind": "report", "t": ..., "level": "warning", "what": ...}    one line for people
-    {"kind": "move", "t": ..., "move": 3, "stage": "ready", ...}     a move entered a stage (every field of MoveChanged)
+    {"kind": "move", "t": ..., "stage": "ready", "what": ...}        a move of ranks enters a stage (see MoveChanged)
     {"kind": "straggler", "t": ..., "batch": 4, "traj": ...}         a trajectory that held that batch up (see `paths`)
     {"kind": "gauges", "t": ..., "tokens_per_s": ..., ...}           the state of now, every second or so
 
@@ -37,8 +37,11 @@ class Gauges(Struct, frozen=True, kw_only=True):
     engine_waiting: tuple[int, ...] = ()
     engine_kv: tuple[float, ...] = ()
     turns_by_bucket: dict[str, int] = {}
-    """Since the run began, as are the moves."""
+    """Since the run began, as are `bucket_moves`."""
     bucket_moves: int = 0
+    epoch: int = 0
+    ranks_by_role: dict[str, int] = {}
+    """Now: "core", the name of a bucket, "gradient", "lost", and "wide > gradient" for one that moves."""
     cost_factor: dict[str, float] = {}
     """Observed over predicted seconds of turns, by bucket: the slow correction of the cost model."""
 

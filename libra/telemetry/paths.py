@@ -52,16 +52,18 @@ class _Path(Struct):
 
 
 class Paths:
-    """`buckets` has the name of each engine's bucket; `groups_per_batch` tells the batch of a prompt."""
+    """`buckets` has the name of the bucket of each engine that there is at first, `names` those of the buckets by index;
+    `groups_per_batch` tells the batch of a prompt."""
 
-    def __init__(self, buckets: Sequence[str] = (), groups_per_batch: int = 1) -> None:
+    def __init__(self, buckets: Sequence[str] = (), groups_per_batch: int = 1, names: Sequence[str] = ()) -> None:
         self.turns_by_bucket: dict[str, int] = dict.fromkeys(buckets, 0)
         """Turns that ended there, cut ones and held-out tasks included."""
         self.engine_moves = self.bucket_moves = 0
         """Turns that ended on another engine, or in another bucket, than the trajectory's turn before."""
         self.latest: list[Straggler] = []
         """Of the batch that was consumed last, the latest first."""
-        self._buckets = buckets
+        self._buckets = dict(enumerate(buckets))
+        self._names = names
         self._groups = groups_per_batch
         self._now = 0.0
         self._live: dict[int, _Path] = {}
@@ -92,6 +94,8 @@ class Paths:
             case c.Discard(trajs=trajs):
                 for traj in trajs:
                     self._live.pop(traj, None)
+            case c.StartRole(role="rollout", unit=unit, bucket=bucket) if bucket < len(self._names):
+                self._buckets[unit] = self._names[bucket]
             case c.OpenStep(batch=batch):
                 self._assembled[batch] = self._now
             case c.BatchConsumed():
@@ -115,7 +119,7 @@ class Paths:
         path.turns += event.finish != "cut"
 
     def _bucket(self, engine: int) -> str:
-        return self._buckets[engine] if engine < len(self._buckets) else f"engine {engine}"
+        return self._buckets.get(engine, f"engine {engine}")
 
     def _consumed(self, batch: c.BatchConsumed) -> None:
         ended = self._ended.pop(batch.batch, [])

@@ -20,7 +20,16 @@ from rich.table import Table
 from rich.text import Text
 
 from libra.core.commands import Level
-from libra.telemetry.display import FINISH_WAIT_S, Display, EngineRow, RunView, duration, number, summary_rows
+from libra.telemetry.display import (
+    FINISH_WAIT_S,
+    Display,
+    EngineRow,
+    RunView,
+    duration,
+    number,
+    roles_line,
+    summary_rows,
+)
 from libra.telemetry.summary import WINDOW, Summary
 
 REFRESH_S = 0.25
@@ -114,7 +123,17 @@ def _figures(view: RunView, width: int) -> list[Text]:
             " groups",
         ),
         Text.assemble(_name("in flight"), (f"{sum(flying.values()):,}", "bold"), f"  {stages}"),
+        *([_ranks(view, width)] if view.roles else []),
     ]
+
+
+def _ranks(view: RunView, width: int) -> Text:
+    line = _name("ranks")
+    for i, part in enumerate(roles_line(view.roles)):
+        line.append(" · " if i else "").append(part, "bold yellow" if ">" in part else "")
+    moves = f"epoch {view.epoch} · {view.moves} moves "
+    line.truncate(max(width - len(moves) - 2, _INDENT), overflow="ellipsis", pad=True)
+    return line.append(f"  {moves}", "bright_black")
 
 
 def _engines(rows: Sequence[EngineRow], limit: int) -> list[Text]:

@@ -88,6 +88,14 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Turns on another engine than the trajectory's turn before."""
     bucket_moves: int = 0
     """Those of them that changed the bucket."""
+    moves: dict[str, int] = {}
+    """Moves of ranks that ended well, by what the ranks became: "gradient" or "rollout"."""
+    moves_by: dict[str, int] = {}
+    """The same, by whom: a person, or "rule" where they moved by themselves."""
+    moves_failed: int = 0
+    """Moves that went back."""
+    move_s: dict[str, float] = {}
+    """Mean seconds of those that ended well, by stage."""
     stragglers: tuple[Straggler, ...] = ()
     """The training trajectories that held their steps up longest."""
     code: str = ""
@@ -134,6 +142,12 @@ class Tally:
         self._failed = self._discarded = self._dropped_groups = self._skipped = self._late = 0
         self._lag_sum = self._lag_max = self._trained = 0
         self._tail_wait_s = 0.0
+        self._moving: dict[int, tuple[str, float, dict[str, float]]] = {}
+        """Move -> (stage, when it entered it, seconds in the stages before); of moves under way."""
+        self._moves: Counter[str] = Counter()
+        self._moves_by: Counter[str] = Counter()
+        self._moves_failed = 0
+        self._stage_s: dict[str, float] = {}
         self._first_generate: float | None = None
         self._last_turn = 0.0
         self._ok, self._reason = False, "the run did not finish"
@@ -142,7 +156,17 @@ class Tally:
     def of(config: Config) -> "Tally":
         """The tally of a run of this configuration."""
         run = config.run
-        return Tally(run.name, run.mode, run.seed, Paths(config.engine_buckets, config.rollout.groups_per_batch))
+        return Tally(
+            run.name,
+            run.mode,
+            run.seed,
+            Paths(config.engine_buckets, config.rollout.groups_per_batch, config.bucket_names),
+        )
+
+    @property
+    def moves(self) -> int:
+        """Moves of ranks that ended well."""
+        return self._moves.total()
 
     def event(self, event: e.Event) -> None:
         self.seconds = max(self.seconds, event.t)
@@ -189,7 +213,7 @@ class Tally:
             case c.Discard(trajs=trajs):
                 for traj in trajs:
                     self._closed(traj)
-            case c.Round(slots=slots):
+            case c.Round(slots=slots) | c.Accumulate(slots=slots):
                 for row in (row for micro in slots if micro is not None for row in micro.rows):
                     if trajectory := self._live.get(row.traj):
                         trajectory.trained = True
@@ -198,6 +222,8 @@ class Tally:
                 self._consumed(command)
             case c.Evaluated(kind=kind, reward=reward):
                 self.heldout[kind] = reward
+            case c.MoveChanged():
+                self._moved(command)
             case c.FinishRun(ok=ok, reason=reason):
                 self._ok, self._reason = ok, reason
             case _:
@@ -241,6 +267,10 @@ class Tally:
             turns_by_bucket=dict(self.paths.turns_by_bucket),
             engine_moves=self.paths.engine_moves,
             bucket_moves=self.paths.bucket_moves,
+            moves=dict(self._moves),
+            moves_by=dict(self._moves_by),
+            moves_failed=self._moves_failed,
+            move_s={stage: round(s / self._moves.total(), 3) for stage, s in self._stage_s.items()},
             stragglers=self.paths.longest,
             code=code_version(),
             python=platform.python_version(),
@@ -277,6 +307,20 @@ class Tally:
             self.stages[trajectory.stage] -= 1
             if self._slots.get(trajectory.slot) == traj:
                 del self._slots[trajectory.slot]
+
+    def _moved(self, move: c.MoveChanged) -> None:
+        before, since, spent = self._moving.pop(move.move, ("", 0.0, {}))
+        if before:
+            spent[before] = spent.get(before, 0.0) + move.seconds - since
+        if move.stage == "ready":
+            self._moves[move.to] += 1
+            self._moves_by[move.author or "rule"] += 1
+            for stage, seconds in spent.items():
+                self._stage_s[stage] = self._stage_s.get(stage, 0.0) + seconds
+        elif move.stage == "failed":
+            self._moves_failed += 1
+        else:
+            self._moving[move.move] = move.stage, move.seconds, spent
 
     def _consumed(self, batch: c.BatchConsumed) -> None:
         self.rewards.append(batch.reward)

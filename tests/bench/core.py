@@ -3,8 +3,8 @@
 A made-up run in virtual time drives a real `Core`: buckets of four TP degrees (Qwen3-14B on A800 by the cost model), live
 trajectories as many as asked for, tool returns whose payload tells something. Each policy first brings the run to its full
 load, then `--events` events are timed one by one: all of `Core.handle`, and within it each placement decision and each
-question to the causality tree. Times are CPU time of the thread; garbage collection is the interpreter's own, as in a run.
-`frozen_us` is `Core.handle` over as many further events after `gc.freeze()`: what the collector takes of the tail.
+question to the causality tree. Times are CPU time of the thread, with the interpreter's own garbage collection; those called
+`calm_` are over as many further events with the collector as a controller sets it (`calm_collector`).
 `reference_us` is the same fixed loop before, between and after, about 10 on a quiet core: divide by it to compare machines.
 `tokens_per_s` is virtual and only says what kind of load it was: a turn's seconds are fixed when it begins.
 """
@@ -28,6 +28,7 @@ from libra.config.schema import (
     RunConfig,
     SchedulerConfig,
 )
+from libra.controller.runtime import calm_collector
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
@@ -140,7 +141,8 @@ class Load:
                     self.push(e.WarmStarted(t, seq, rank, True, 0.0, 0.0))
                     self.push(e.WeightsHeld(t, rank, 0))
             case c.InstallWeights():
-                self.push(e.WeightsInstalled(t + 0.5 + r.random(), seq, command.engine, command.version, 1.0))
+                for rank in command.ranks:
+                    self.push(e.WeightsInstalled(t + 0.5 + r.random(), seq, rank, command.version, 1.0))
             case c.OpenTrajectory():
                 self.episodes[command.traj] = [min(40, int(r.paretovariate(1.1)) + 1), r.randint(200, 2000), 0]
                 self.push(e.TurnReady(t + r.random(), seq, command.traj, self.episodes[command.traj][1], BUDGET_TOKENS))
@@ -211,12 +213,14 @@ def main() -> None:
         row |= {"tokens_per_s": round((load.sampled - sampled) / (load.now - began))}
         row |= {f"{n}_us": k.figures_us() for n, k in zip(("handle", "decide", "forecast"), clocks, strict=True)}
         references.append(reference_us())
-        load.handle.times.clear()
-        gc.collect()
-        gc.freeze()
+        for clock in clocks:
+            clock.times.clear()
+        usual = gc.get_threshold()
+        calm_collector()
         load.run(args.events)
         gc.unfreeze()
-        row["frozen_us"] = load.handle.figures_us()
+        gc.set_threshold(*usual)
+        row |= {f"calm_{n}_us": k.figures_us() for n, k in zip(("handle", "decide", "forecast"), clocks, strict=True)}
         row["reference_us"] = [*references, reference_us()]
         print(json.dumps(row), flush=True)
         del load

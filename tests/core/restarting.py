@@ -22,4 +22,5 @@ def restart(core: Core, foresight: Foresight | None = None) -> None:
     new._routes, new.decisions, new.decided = old._routes, old.decisions, old.decided
     for before, after in zip(old.shapes, new.shapes, strict=True):
         after.queued_tokens = before.queued_tokens
-    core.placement = core.rollout.placement = new
+    new.index.changes, new.index.freed = old.index.changes, old.index.freed
+    core.placement = core.rollout.placement = core.rollout.rebalance.placement = core.handover.placement = new

@@ -110,8 +110,8 @@ def test_one_step_off_goes_on_when_all_engines_die_inside_a_batch() -> None:
         nonlocal killed
         if not killed and shell.core.admission.done == 2:
             killed = True
-            for rank in (3, 4, 5):
-                shell.at(0.0, e.RoleExited, rank=rank, start=shell.starts[rank], code=-9, reason="killed")
+            for unit in list(shell.core.fleet.engines):
+                shell.kill(unit)
         act(command)
 
     shell.act = kill_all  # type: ignore[method-assign]

@@ -58,7 +58,8 @@ class Two:
                     self.tell(e.WarmStarted(t, seq, rank, True, 0.0, 0.0))
                     self.tell(e.WeightsHeld(t, rank, 0))
             case c.InstallWeights():
-                self.tell(e.WeightsInstalled(t, seq, command.engine, command.version, 0.1))
+                for rank in command.ranks:
+                    self.tell(e.WeightsInstalled(t, seq, rank, command.version, 0.1))
             case c.OpenTrajectory():
                 self.tell(e.TurnReady(t, seq, command.traj, 100, CAP))
             case c.Generate():

@@ -126,7 +126,7 @@ class Launched:
         return found
 
     def role_of(self, pid: int) -> str:
-        """The log that a role process writes tells its rank and role: "rank-3.rollout.0.log"."""
+        """The log that a role process writes tells its rank and role: "rank-3.rollout-0.log"."""
         return Path(f"/proc/{pid}/fd/1").readlink().name
 
     def assert_nobody_left(self, within_s: float = 5.0) -> None:

@@ -112,14 +112,18 @@ def test_no_emulated_process_imports_torch(tmp_path: Path) -> None:
         run.assert_nobody_left()
 
 
-@pytest.mark.parametrize("first", [3, 7], ids=["tp1", "the leader of tp2"])
-def test_an_emulated_engine_killed_in_a_turn_is_replaced_and_nothing_is_lost(tmp_path: Path, first: int) -> None:
+@pytest.mark.parametrize(("first", "unit"), [(3, 0), (7, 4)], ids=["tp1", "the leader of tp2"])
+def test_an_emulated_engine_killed_in_a_turn_is_replaced_and_nothing_is_lost(
+    tmp_path: Path, first: int, unit: int
+) -> None:
     options = [*SMALL, "--run.steps=12", "--emulation.speed=60"]
     with Launched(tmp_path, None, *options, config=CONFIG) as run:
         run.until_batch(1)
         victim = run.find("libra.rank.role", f"rank-{first}.rollout")[0]
         kill(victim, signal.SIGKILL)
-        run.until("the engine's second start", lambda: run.find("libra.rank.role", f"rank-{first}.rollout.1.log"))
+        run.until(
+            "the engine's second start", lambda: run.find("libra.rank.role", f"rank-{first}.rollout-{unit}.1.log")
+        )
         assert run.wait() == 0, run.words()
         run.assert_nobody_left()
     assert run.summary()["steps"] == 12

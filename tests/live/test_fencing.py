@@ -13,12 +13,14 @@ import anyio
 import anyio.abc
 
 from libra.config import load
+from libra.controller.clock import Clock
 from libra.controller.links import Server, welcome
 from libra.controller.screen import Screen
 from libra.controller.shell import Shell
+from libra.controller.world import world_of
 from libra.core import commands as c
 from libra.core import events as e
-from libra.env.registry import environment
+from libra.core.coordinator import Core
 from libra.telemetry.display import open_display
 from libra.telemetry.journal import Head, JournalReader, JournalWriter
 from libra.telemetry.logs import RunLog
@@ -101,13 +103,13 @@ async def controller(run_dir: Path) -> AsyncIterator[Controller]:
         RunLog(run_dir / "controller.log", anyio.current_time) as log,
         open_display() as display,
     ):
-        world = environment(config.live_env)
+        world, clock = world_of(config), Clock()
         async with anyio.create_task_group() as tasks:
             screen = Screen(config, display, log, metrics, tally)
-            shell = Shell(config, run_dir, meeting, journal, tally, screen, world, tasks, anyio.current_time)
+            shell = Shell(Core(world.core_config), world, run_dir, meeting, journal, tally, screen, tasks, clock)
             async with await anyio.create_unix_listener(meeting.address) as listener:
                 tasks.start_soon(listener.serve, Server(meeting, shell.serve, welcome(config)).accept)
-                shell.runtime.post(e.RunStarted(anyio.current_time()))
+                shell.runtime.post(e.RunStarted(0.0))
                 yield Controller(shell, meeting, run_dir)
                 tasks.cancel_scope.cancel()
 

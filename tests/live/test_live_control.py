@@ -17,7 +17,7 @@ def libra(run: Launched, verb: str, *options: str) -> subprocess.CompletedProces
 
 
 def test_a_live_run_answers_status_watch_and_orders(tmp_path: Path, warm_cache: Path) -> None:
-    with Launched(tmp_path, warm_cache, "--run.steps=500", "--eval.tasks=0", *ONE_EACH, deadline_s=140) as run:
+    with Launched(tmp_path, warm_cache, "--run.steps=500", "--eval.tasks=0", config=ONE_EACH, deadline_s=140) as run:
         pointer = run.run_dir / "control.json"
         run.until("the pointer to the sockets", pointer.exists)
         sockets = json.loads(pointer.read_text())
@@ -30,7 +30,7 @@ def test_a_live_run_answers_status_watch_and_orders(tmp_path: Path, warm_cache: 
         state = json.loads(done.stdout)
         assert state["run"]["name"] == "job"
         assert [r["role"] for r in state["ranks"]] == ["trainer", "rollout"]
-        assert all(r["status"] == "up" and r["seen_s"] < 10 and r["host"] for r in state["ranks"])
+        assert all(r["status"] == "serving" and r["seen_s"] < 10 and r["host"] for r in state["ranks"])
         assert state["run"]["step"] >= 1
         assert state["engines"][0]["up"]
         refused = libra(run, "allocate", "--rollout", "0", "--epoch", "1000000")
@@ -55,7 +55,7 @@ def test_a_live_run_answers_status_watch_and_orders(tmp_path: Path, warm_cache: 
 
 
 def test_a_killed_controller_leaves_a_pointer_that_nobody_believes(tmp_path: Path, warm_cache: Path) -> None:
-    with Launched(tmp_path, warm_cache, "--run.steps=500", "--eval.tasks=0", *ONE_EACH) as run:
+    with Launched(tmp_path, warm_cache, "--run.steps=500", "--eval.tasks=0", config=ONE_EACH) as run:
         run.until("the pointer to the sockets", (run.run_dir / "control.json").exists)
         controller = json.loads((run.run_dir / "control.json").read_text())["pid"]
         subprocess.run(["kill", "-9", str(controller)], check=True)

@@ -52,7 +52,7 @@ def test_a_general_slowdown_is_learned(slowdown: float) -> None:
 
 def test_one_slow_engine_slows_its_turns() -> None:
     slow, _, events = run(config(slow_engine=0, slow_factor=4.0))
-    pace = {m.id: m.pace for m in slow._machines}
+    pace = {m.id: m.pace for m in slow._machines.values()}
     assert pace[0] == 4.0
     assert {pace[i] for i in pace if i} == {1.0}
     assert any(isinstance(x, e.TurnGenerated) and x.engine == 0 for x in events)
