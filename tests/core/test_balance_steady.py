@@ -1,5 +1,7 @@
 """The first rule for moving ranks by itself: when it asks, when it is silent, and how it takes back what did not pay."""
 
+from itertools import pairwise
+
 import pytest
 
 from libra.config.schema import ElasticConfig
@@ -85,7 +87,7 @@ def test_a_move_that_made_batches_longer_is_taken_back_and_the_next_waits_twice_
     assert len(backs) >= 2
     assert all(back - there == JUDGED_BATCHES + 1 for there, back in zip(lent, backs, strict=False))
     waits = [there - back for back, there in zip(backs, lent[1:], strict=False)]
-    assert all(later > sooner for sooner, later in zip(waits, waits[1:], strict=False))
+    assert all(later > sooner for sooner, later in pairwise(waits))
 
 
 def test_what_cannot_move_is_not_asked_for() -> None:
