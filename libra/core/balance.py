@@ -8,11 +8,11 @@ A move of r ranks from rollout (N_r ranks) to training (N_t) is expected to make
 
 and the other way round. The move is proposed when the larger of the two falls by more than `margin`, `patience` batches in a
 row, and not within `cooldown` batches of the last one. A batch counts only if its own seconds ask for what the smoothed ones
-ask for: one odd batch stays in the mean for some time, and moves nothing. So under a steady load nothing moves: after a good
-move the way back promises nothing. The formula knows neither tails nor KV room, nor ranks that share a processor; therefore
-each move is judged by what came of it: if batches take longer than before by more than half of `margin`, it is taken back, and
-the next one waits twice as long. And where the formula has promised nothing for `explore` batches, a move is tried and judged
-all the same, to and fro by turns: so a wrong formula costs some batches, not the run.
+ask for: an odd batch stays in the mean for a while, and moves nothing. So under a steady load nothing moves: after a good move
+the way back promises nothing. The formula knows neither tails nor KV room, nor ranks that share a processor; therefore each
+move is judged by what came of it: if batches take longer than before by more than half of `margin`, it is taken back, and the
+next one waits twice as long. And where the formula has promised nothing for `explore` batches, a move is tried and judged all
+the same, to and fro by turns: so a wrong formula costs some batches, not the run.
 
 A planner can take this rule's place behind `propose` and `consumed`.
 """
@@ -28,8 +28,8 @@ SMOOTH = 0.4
 JUDGED_BATCHES = 6
 """Batches before a move, and after it, whose mean seconds are compared; the first one after it lies across it and does not
 count. Batches come in bursts of `max_lag` + 1, 1 to 3 in the modes as they are: these are whole bursts."""
-LEAST_BATCHES = 3
-"""Before a move, to judge it by: one burst."""
+BURST = 3
+"""Batches that must be known before a move for it to be judged: early ones, too."""
 MAX_COOLDOWN = 64
 
 Direction = Literal["lend", "recall"]
@@ -71,6 +71,8 @@ class Balance:
         self.rollout_s: float | None = None
         self._recent: deque[float] = deque(maxlen=JUDGED_BATCHES)
         """Seconds of the last batches since the last move."""
+        self._newest = (0.0, 0.0)
+        """Seconds of training and rollout of the last batch."""
         self._quiet = 0
         """Batches since the last move."""
         self._tried: Direction = "recall"
@@ -84,14 +86,12 @@ class Balance:
         self._verdict: Proposal | None = None
         self._going_back = False
         """A move is being taken back: that is not judged again."""
-        self._newest = (0.0, 0.0)
-        """Seconds of training and rollout of the newest batch."""
 
     def consumed(self, seconds: float, busy_s: float, idle_share: float) -> None:
         """A batch is consumed: `seconds` after the one before; the trainer was busy for `busy_s` of them."""
-        self._newest = busy_s, seconds * (1.0 - idle_share)
         self._recent.append(seconds)
         self._quiet += 1
+        self._newest = busy_s, seconds * (1.0 - idle_share)
         self.train_s = _smooth(self.train_s, self._newest[0])
         self.rollout_s = _smooth(self.rollout_s, self._newest[1])
         self._rest = max(0, self._rest - 1)
@@ -103,8 +103,8 @@ class Balance:
         self._rest = self._cooldown
         self._asked = self._quiet = 0
         before, judged = self._recent, by_rule and not self._going_back
-        known = len(before) >= LEAST_BATCHES
-        self._trial = _Trial(direction, ranks, sum(before) / len(before)) if judged and known else None
+        enough = len(before) >= BURST
+        self._trial = _Trial(direction, ranks, sum(before) / len(before)) if judged and enough else None
         self._verdict, self._going_back = None, False
         self.train_s = self.rollout_s = None
         self._recent.clear()
