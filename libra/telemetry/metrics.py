@@ -3,7 +3,7 @@
     {"kind": "batch", "t": 12.3, "batch": 4, "reward": 0.4, ...}     a consumed batch (every field of BatchConsumed)
     {"kind": "eval", "t": ..., "which": "eval_end", "reward": ...}   an evaluation
     {"kind": "report", "t": ..., "level": "warning", "what": ...}    one line for people
-    {"kind": "move", "t": ..., "stage": "ready", "what": ...}        a move of ranks enters a stage (see MoveChanged)
+    {"kind": "move", "t": ..., "move": 3, "stage": "ready", ...}     a move entered a stage (every field of MoveChanged)
     {"kind": "straggler", "t": ..., "batch": 4, "traj": ...}         a trajectory that held that batch up (see `paths`)
     {"kind": "gauges", "t": ..., "tokens_per_s": ..., ...}           the state of now, every second or so
 

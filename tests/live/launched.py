@@ -19,6 +19,7 @@ QUICK = [
     "--rollout.groups_per_batch=4",
     "--rollout.samples_per_group=4",
     "--eval.tasks=8",
+    "--elastic.rule=off",
 ]
 """A run that is small in every way but has every part."""
 QUICKSTART = REPOSITORY / "configs" / "quickstart.toml"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, Group
 
-from libra.core.commands import FinishRun
+from libra.core.commands import FinishRun, MoveChanged
 from libra.telemetry.display import (
     EngineRow,
     PlainDisplay,
@@ -18,6 +18,7 @@ from libra.telemetry.display import (
     duration,
     number,
     open_display,
+    roles_line,
     summary_rows,
 )
 from libra.telemetry.screen import RichDisplay, frame, sparkline
@@ -30,6 +31,7 @@ FRAME = """\
   reward     0.590  ▃▃▃▃▃▃▃▃▃▃▃▃▄▄▄▄▄▄▄▄▄▄▄▄▄▄▅▅▅▅▅▅▅▅▅▅▅▅▅▅   first ten 0.290
   rollout    12,346 tokens/s    version 39    lag 1    queue 3 groups
   in flight  112  waiting 12 · generating 96 · acting 4
+  ranks      1-2 core · 3 wide · 4 narrow > gradient          epoch 5 · 2 moves
 
   engine  bucket         version  running  waiting   kv room
   0       main                39       48        6   ━─────────  12%
@@ -57,6 +59,9 @@ def view(**changes: object) -> RunView:
         elapsed_s=75.0,
         eta_s=160.0,
         engines=[EngineRow(0, "main", 39, 48, 6, 0.12), EngineRow(1, "main")],
+        roles=["core", "core", "wide", "narrow > gradient"],
+        epoch=5,
+        moves=2,
     )
     for name, value in changes.items():
         setattr(v, name, value)
@@ -87,7 +92,8 @@ def test_frame_at_80_by_24() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (20, 5), (200, 60), (80, 7)])
 def test_a_frame_never_leaves_its_screen(width: int, height: int) -> None:
-    v = view(run="r" * 64, engines=[EngineRow(i, "bucket" * 9, 1, 9999, 9999, 1.0) for i in range(99)])
+    roles = [f"bucket{i}" * 9 for i in range(99)]
+    v = view(run="r" * 64, roles=roles, engines=[EngineRow(i, "bucket" * 9, 1, 9999, 9999, 1.0) for i in range(99)])
     lines = frame(v, [(float(i), "error", "word " * 99) for i in range(50)], width, height)
     assert len(lines) <= height
     assert max(line.cell_len for line in lines) <= width
@@ -96,8 +102,39 @@ def test_a_frame_never_leaves_its_screen(width: int, height: int) -> None:
 
 def test_engines_that_do_not_fit_are_counted() -> None:
     text = drawn(frame(view(engines=[EngineRow(i, "main") for i in range(40)])))
-    assert "and 25 more" in text
+    assert "and 26 more" in text
     assert len(text.splitlines()) == 24
+
+
+def test_neighbours_that_do_the_same_stand_together() -> None:
+    roles = ["core"] * 32 + ["wide"] * 12 + ["gradient"] * 3 + ["lost"]
+    assert roles_line(roles) == ["1-32 core", "33-44 wide", "45-47 gradient", "48 lost"]
+    assert roles_line([]) == []
+
+
+def test_plain_lines_tell_who_does_what_when_that_changes() -> None:
+    out = io.StringIO()
+    with PlainDisplay(out) as display:
+        for roles, epoch in ((["spare"] * 3, 0), (["core", "wide", "narrow"], 0), (["core", "wide", "gradient"], 2)):
+            for _ in range(3):
+                display.update(view(phase="starting" if "spare" in roles else "training", roles=roles, epoch=epoch))
+    told = [line.split("] ")[1] for line in out.getvalue().splitlines() if "ranks" in line]
+    assert told == ["ranks 1 core, 2 wide, 3 narrow  epoch 0", "ranks 1 core, 2 wide, 3 gradient  epoch 2"]
+
+
+def test_the_summary_tells_how_often_ranks_moved_and_how_long_that_took() -> None:
+    tally = Tally("quick", "async", 3)
+    for move in (1, 2):
+        for stage, seconds in (
+            ("preparing", 0.0),
+            ("draining", 3.0 + move),
+            ("ready" if move == 1 else "returning", 5.0),
+        ):
+            tally.command(MoveChanged(1, move, stage, 1, (4,), "engine 1 -> replica 2", "", "", seconds, "gradient"))
+    tally.command(MoveChanged(1, 2, "failed", 1, (4,), "engine 1 -> replica 2", "", "rank 4 is lost", 5.5, "gradient"))
+    rows = dict(summary_rows(tally.summary()))
+    assert rows["moves of ranks"] == "1 to gradient; 1 by rule; preparing 4.00 s, draining 1.00 s; 1 went back"
+    assert "moves of ranks" not in dict(summary_rows(summary()))
 
 
 def test_a_phase_shows_its_own_progress() -> None:
@@ -197,6 +234,7 @@ def test_plain_lines_for_steps_phases_and_reports() -> None:
         display.report("warning", "engine 1 is down")
     assert [line.split("s] ", 1)[1].split("  version")[0] for line in out.getvalue().splitlines()] == [
         "warm start: step 0/1000",
+        "ranks 1-2 core, 3 wide, 4 narrow > gradient  epoch 5",
         "warm start 30%: step 0/1000",
         "warm start 99%: step 0/1000",
         "training",

@@ -109,6 +109,27 @@ def test_tokens_per_second_run_from_the_first_order_to_the_last_turn() -> None:
     assert (s.tokens_sampled, s.tokens_per_s, s.seconds) == (40, 10.0, 200.0)
 
 
+def moved(move: int, author: str, to: c.Role, *stages: tuple[str, float]) -> list[Item]:
+    return [c.MoveChanged(0, move, stage, 0, (4,), "", author, "", seconds, to) for stage, seconds in stages]
+
+
+def test_moves_are_counted_by_where_to_by_whom_and_by_stage() -> None:
+    s = count(
+        *moved(1, "", "gradient", ("preparing", 0.0), ("draining", 2.0), ("ready", 2.5)),
+        *moved(2, "anna", "rollout", ("draining", 0.0), ("preparing", 1.0), ("ready", 5.0)),
+        *moved(3, "", "gradient", ("preparing", 0.0), ("returning", 9.0), ("failed", 9.5)),
+        *moved(4, "", "gradient", ("preparing", 0.0)),
+    ).summary()
+    assert (s.moves, s.moves_by, s.moves_failed) == ({"gradient": 1, "rollout": 1}, {"rule": 1, "anna": 1}, 1)
+    assert s.move_s == {"preparing": 3.0, "draining": 0.75}, "of those that ended well"
+
+
+def test_what_a_replica_sums_up_is_trained() -> None:
+    micro_batch = c.MicroBatch(0, 30, (c.Row(1, 1.0),))
+    s = count(*episode(1, 1), c.Accumulate(0, 0, 5, (4,), (micro_batch,), 30), c.Discard(0, (1,))).summary()
+    assert s.dropped_by_length == {}
+
+
 def test_stages_follow_each_trajectory() -> None:
     tally = Tally("quick", "async", 0)
     seen = []
