@@ -71,7 +71,7 @@ def simulated(words: list[str]) -> Ends:
 
 def gain(args: argparse.Namespace) -> Iterator[Line]:
     seeds = range(args.seeds)
-    with ProcessPoolExecutor(1 if (os.cpu_count() or 1) < 4 else 4) as pool:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
         for drift in DRIFTS:
             cells = list(itertools.product(SPLITS, seeds))
             runs = pool.map(simulated, [options(args.steps, drift, seed, split, "off") for split, seed in cells])

@@ -141,6 +141,7 @@ def test_a_refused_order_changes_nothing(tmp_path: Path) -> None:
 
 def test_real_ranks_lend_their_gradients_and_go_back(tmp_path: Path, warm_cache: Path) -> None:
     options = ["--run.steps=500", "--eval.tasks=0", "--bucket.0.engines=2"]
+    options += ["--trainer.micro_batch_tokens=160"]  # so that the core's two ranks leave something to lend a hand with
     with Launched(tmp_path, warm_cache, *options, deadline_s=130.0) as run:
         run.until_batch(1)
         assert give(run, Allocate(gradient=1)).accepted
