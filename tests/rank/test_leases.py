@@ -77,6 +77,8 @@ def test_a_role_that_holds_the_interpreter_is_ended_by_the_kernel() -> None:
 @pytest.mark.process
 def test_a_role_that_was_stopped_past_its_lease_does_nothing_more_when_it_wakes() -> None:
     with role("sleep", 1.0) as (process, pipe):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "counting\n"
         process.send_signal(signal.SIGSTOP)
         time.sleep(1.0 + 2 * lease.LAST_WORDS_S)
         pipe.sendall(pack(m.Lease(time.monotonic() + 60.0)))  # too late

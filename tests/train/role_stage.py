@@ -180,7 +180,7 @@ class Stage:
                 start=start,
                 role=role,  # type: ignore[arg-type]
                 epoch=0,
-                engine=0,
+                unit=0,
                 bucket=0,
                 incarnation=INCARNATION,
                 token=TOKEN,
