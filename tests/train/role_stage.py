@@ -43,14 +43,17 @@ _context.set_forkserver_preload(
 )
 
 
-def _role(spec: m.RoleSpec, pipe: socket.socket, port: int, dtype_name: str, keep: str) -> None:
+def _role(end: socket.socket, port: int, dtype_name: str, keep: str) -> None:
     """What `libra.rank.role` does, in a type of the test's choice; a trainer leaves its state in `keep` when it is stopped."""
     from libra.rank.gradient_role import GradientRole
-    from libra.rank.link import RoleLink, leave
+    from libra.rank.link import RoleLink
+    from libra.rank.pipe import SupervisorPipe, leave
     from libra.rank.trainer_role import TrainerRole
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    link = RoleLink(spec, pipe)
+    pipe = SupervisorPipe(end)
+    spec = pipe.order().spec
+    link = RoleLink(spec, msgspec.json.decode(spec.config, type=Config), pipe)
     try:
         role = (TrainerRole if spec.role == "trainer" else GradientRole)(link, getattr(torch, dtype_name))
         role.run()
@@ -189,8 +192,9 @@ class Stage:
                 config=msgspec.json.encode(self._config),
             )
             keep = self._directory / f"state-{start}"
+            here.sendall(pack(m.SpawnRole(start, spec, "")))
             process = _context.Process(
-                target=_role, args=(spec, there, self._store.port, self._dtype, str(keep)), daemon=True
+                target=_role, args=(there, self._store.port, self._dtype, str(keep)), daemon=True
             )
             members.append(Member(start, process, here, keep))
             self.members.append(members[-1])
