@@ -16,7 +16,7 @@ from libra.core.events import RoundDone, RoundRefused, ShareHeld, ShareLost, Sha
 from libra.core.fleet import Fleet, Unit
 from libra.core.outbox import Outbox
 from libra.core.sharing import Sharing
-from libra.core.training import BatchFigures, TrainingStep
+from libra.core.training import ROUNDS_AHEAD, BatchFigures, TrainingStep
 from libra.core.trajectory import Group
 
 
@@ -70,8 +70,7 @@ class Learner:
 
     def advance(self) -> None:
         """Consume complete batches in order until one has to be trained; feed the replicas of the open step."""
-        if self.step is not None and self.fleet.replicas:
-            self._share()
+        self._share()
         while self.step is None and not self.admission.exhausted and self.complete(self.admission.done):
             figures = self._assemble(self.admission.done)
             if figures.loss_tokens == 0:
@@ -112,24 +111,26 @@ class Learner:
         self._hand_out()
         self._share()
 
-    def _hand_out(self) -> None:
-        """Rounds to the core, and the end of the step once nothing is left."""
+    def _hand_out(self, rounds: int = 1) -> None:
+        """Rounds to the core until so many are out, and the end of the step once nothing is left."""
         step = self.step
         if step is None:
             return
-        while (slots := step.take_round()) is not None:
+        while (slots := step.take_round(rounds)) is not None:
             seq = self.out.put(Round(self.out.next_seq(), self.version, step.next_round - 1, step.ranks, slots))
             step.unanswered[seq] = list(step.ranks)
             step.round_tokens[seq] = max((b.tokens for b in slots if b is not None), default=0)
         if step.ready_to_close:
+            self.sharing.closed(step)
             step.unclosed = list(step.ranks)
             seq = self.out.next_seq()
             step.close_seq = self.out.put(CloseStep(seq, self.version, step.version, step.ranks, step.held()))
 
     def _share(self) -> None:
+        """Replicas choose before the core gets a round ahead, also those that are just fetching the step's version."""
         if (step := self.step) is not None and not step.closing:
             self.sharing.advance(step, step.figures.loss_tokens)
-            self._hand_out()
+            self._hand_out(1 if self.sharing.awaited(step) else ROUNDS_AHEAD)
 
     def round_done(self, e: RoundDone) -> None:
         step = self.step

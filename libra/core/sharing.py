@@ -18,18 +18,50 @@ from libra.core.training import Share, ShareState, TrainingStep
 
 RATE = 0.3
 """Weight of the newest observation in a pace."""
+FIRST_TRY = 2
+"""Steps after which a replica that was not worth asking is asked once all the same; after each try in vain, twice as many."""
+LAST_TRY = 64
 
 
 class Pace:
-    """A slow mean of observed seconds; None before the first."""
+    """A slow mean of observed seconds; None before the first. The first of all does not count once there is a second: a process
+    that has never computed is slow."""
 
-    __slots__ = ("value",)
+    __slots__ = ("count", "value")
 
     def __init__(self) -> None:
         self.value: float | None = None
+        self.count = 0
 
     def observe(self, seconds: float) -> None:
-        self.value = seconds if self.value is None else self.value + RATE * (seconds - self.value)
+        self.count += 1
+        if self.value is None or self.count == 2:
+            self.value = seconds
+        else:
+            self.value += RATE * (seconds - self.value)
+
+
+class Record:
+    """What is known of one replica."""
+
+    __slots__ = ("idle_steps", "pace", "try_after")
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        """Seconds a token of an order's longest slot."""
+        self.idle_steps = 0
+        """Since it last computed: it could, and was not worth asking."""
+        self.try_after = FIRST_TRY
+
+    @property
+    def due(self) -> bool:
+        """Who is never asked is never found to be faster."""
+        return self.idle_steps >= self.try_after
+
+    def computed(self, seconds_a_token: float) -> None:
+        self.try_after = min(2 * self.try_after, LAST_TRY) if self.due else FIRST_TRY
+        self.idle_steps = 0
+        self.pace.observe(seconds_a_token)
 
 
 class Sharing:
@@ -41,8 +73,8 @@ class Sharing:
         self.share_s = share_s
         self.core_pace = Pace()
         """Seconds a token of a round's longest slot."""
-        self.paces: dict[int, Pace] = {}
-        """The same of each replica that has computed."""
+        self.records: dict[int, Record] = {}
+        """Of each replica that has computed."""
         self.transfer = Pace()
         """Seconds from the offer to the last core rank that holds the share."""
         self._hand_out = hand_out
@@ -69,23 +101,30 @@ class Sharing:
             step.waits = True
             self.out.after(self.share_s, lambda: self._expired(step))
 
+    def awaited(self, step: TrainingStep) -> bool:
+        """Whether a replica will take part in the step as soon as it holds the version."""
+        coming = (r for r in self.fleet.replicas.values() if r.state == "serving" and r.id not in step.shares)
+        return any(replica.version != step.version - 1 for replica in coming)
+
     def _may_take(self, step: TrainingStep, replica: Unit) -> bool:
-        ready = replica.state == "serving" and replica.version == step.version - 1 and not replica.command
-        return ready and bool(step.queue) and self._worth(step, replica)
+        return bool(step.queue) and self._ready(step, replica) and self._worth(step, replica)
+
+    def _ready(self, step: TrainingStep, replica: Unit) -> bool:
+        return replica.state == "serving" and replica.version == step.version - 1 and not replica.command
 
     def _worth(self, step: TrainingStep, replica: Unit) -> bool:
         """Whether it would send what it takes now before the core and the other replicas have done the rest without it."""
-        own, core = self.paces.get(replica.id), self.core_pace.value
-        if own is None or own.value is None or core is None or self.transfer.value is None:
+        record, core, transfer_s = self.records.get(replica.id), self.core_pace.value, self.transfer.value
+        if record is None or record.due or record.pace.value is None or core is None or transfer_s is None:
             return True
         ahead = sum(step.round_tokens.get(cmd, 0) for cmd in step.unanswered) * len(step.ranks)
         left = ahead + sum(b.tokens for b in step.queue)
         speed = len(step.ranks) / core
         for share in step.shares.values():
-            pace = self.paces.get(share.replica.id)
-            if share.replica is not replica and not share.settled and pace is not None and pace.value:
-                speed += len(share.replica.ranks) / pace.value
-        return step.queue[0].tokens * own.value + self.transfer.value <= left / speed
+            other = self.records.get(share.replica.id)
+            if share.replica is not replica and not share.settled and other is not None and other.pace.value:
+                speed += len(share.replica.ranks) / other.pace.value
+        return step.queue[0].tokens * record.pace.value + transfer_s <= left / speed
 
     def _order(self, step: TrainingStep, share: Share, loss_tokens: int) -> None:
         ranks = share.replica.ranks
@@ -117,8 +156,8 @@ class Sharing:
         if not share.awaited:
             share.state = "taking"
             share.command = 0
-            pace = self.paces.setdefault(share.replica.id, Pace())
-            pace.observe((self.out.now - share.since) / max(1, share.longest_tokens))
+            record = self.records.setdefault(share.replica.id, Record())
+            record.computed((self.out.now - share.since) / max(1, share.longest_tokens))
 
     def offered(self, step: TrainingStep, e: ShareOffered) -> None:
         share = step.share_of(e.cmd, e.rank)
@@ -149,6 +188,13 @@ class Sharing:
         if share is not None:
             self._discard(step, share, e.reason)
 
+    def closed(self, step: TrainingStep) -> None:
+        """No more work is handed out."""
+        for replica in self.fleet.replicas.values():
+            record = self.records.get(replica.id)
+            if record and self._ready(step, replica) and replica.id not in step.shares:
+                record.idle_steps += 1
+
     # --- giving up
 
     def withdraw(self, step: TrainingStep, replica: Unit, reason: str) -> None:
@@ -159,7 +205,7 @@ class Sharing:
 
     def forget(self, replica: Unit) -> None:
         """Its pace is of no use any more."""
-        self.paces.pop(replica.id, None)
+        self.records.pop(replica.id, None)
 
     def _expired(self, step: TrainingStep) -> None:
         if step.closing:

@@ -92,9 +92,9 @@ class TrainingStep:
 
     # --- the core
 
-    def take_round(self) -> Slots | None:
-        """The next round's slots, one a core rank; None when no more may be handed out now. The first round always exists."""
-        if len(self.unanswered) >= ROUNDS_AHEAD or (self.next_round > 0 and not self.queue):
+    def take_round(self, most: int) -> Slots | None:
+        """The next round's slots, one a core rank; None while `most` are out or none is left. There is always a first round."""
+        if len(self.unanswered) >= most or (self.next_round > 0 and not self.queue):
             return None
         self.next_round += 1
         return self.take(len(self.ranks))

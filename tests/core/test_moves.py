@@ -1,5 +1,7 @@
 """Moves of ranks between rollout and training: what is legal, how they go, and that nothing is lost on the way."""
 
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 from virtual_shell import VirtualShell
@@ -198,3 +200,53 @@ def test_the_rule_moves_ranks_where_one_stage_is_slower_and_not_while_held() -> 
     assert "replica" in moves[0].what.split(" -> ")[0], "rollout is the slower stage here"
     held = Ordered(config, [(2.0, Hold(1e6))]).run()
     assert not [x for x in held.commands if isinstance(x, c.MoveChanged)]
+
+
+ONE_EACH = replace(
+    CONFIG,
+    run=RunConfig(steps=40),
+    allocation=AllocationConfig(trainer=2, gradient=1),
+    trainer=TrainerConfig(micro_batch_tokens=4096),
+)
+"""Batches so small that there is one micro-batch a worker."""
+
+
+class Prompt(Ordered):
+    """Installations and shares take no time; the n-th order to the replica, rank 8, takes `order_s(n)`."""
+
+    def __init__(self, order_s: Callable[[int], float]) -> None:
+        super().__init__(ONE_EACH, [])
+        self.order_s = order_s
+        self.fixed_s: float | None = None
+
+    def soon(self) -> float:
+        return super().soon() if self.fixed_s is None else self.fixed_s
+
+    def carry_out(self, command: c.Command) -> None:
+        if isinstance(command, c.InstallWeights | c.OfferShare | c.FetchShare):
+            self.fixed_s = 0.001
+        elif isinstance(command, c.Accumulate):
+            self.fixed_s = self.order_s(self.count["Accumulate"])
+        elif isinstance(command, c.Round):
+            self.fixed_s = 0.1
+        super().carry_out(command)
+        self.fixed_s = None
+
+    def lent(self) -> float:
+        """Orders to the replica in proportion to the steps."""
+        steps = sum(x.trained for x in self.commands if isinstance(x, c.BatchConsumed))
+        return self.count["Accumulate"] / steps
+
+
+def test_a_standing_replica_gets_its_micro_batch_before_the_core_gets_one_ahead() -> None:
+    shell = Prompt(lambda _: 0.05).run()
+    assert shell.lent() == 1.0
+    assert shell.count["Round"] == shell.count["Accumulate"]
+
+
+def test_a_replica_whose_first_order_was_slow_is_asked_again_soon() -> None:
+    assert 0.7 < Prompt(lambda n: 2.0 if n == 1 else 0.05).run().lent() < 1.0
+
+
+def test_a_slow_replica_is_tried_less_and_less_often() -> None:
+    assert 0.0 < Prompt(lambda _: 2.0).run().lent() < 0.25

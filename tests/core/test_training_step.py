@@ -1,7 +1,7 @@
 """Rounds: two ahead, dummies where nothing is left, CloseStep right behind the last."""
 
 from libra.core.commands import MicroBatch
-from libra.core.training import BatchFigures, TrainingStep
+from libra.core.training import ROUNDS_AHEAD, BatchFigures, TrainingStep
 
 
 def step(micro_batches: int, ranks: tuple[int, ...]) -> TrainingStep:
@@ -10,7 +10,7 @@ def step(micro_batches: int, ranks: tuple[int, ...]) -> TrainingStep:
 
 
 def hand_out(s: TrainingStep, seq: int) -> bool:
-    slots = s.take_round()
+    slots = s.take_round(ROUNDS_AHEAD)
     if slots is None:
         return False
     s.unanswered[seq] = list(s.ranks)
@@ -28,7 +28,7 @@ def test_two_rounds_are_out_at_a_time_and_the_next_needs_every_ranks_answer() ->
 
 def test_a_rank_without_a_micro_batch_runs_a_dummy() -> None:
     s = step(3, (1, 2))
-    first, second = s.take_round(), s.take_round()
+    first, second = s.take_round(ROUNDS_AHEAD), s.take_round(ROUNDS_AHEAD)
     assert first is not None
     assert second is not None
     assert [m.id for m in first if m] == [0, 1]
@@ -39,9 +39,9 @@ def test_a_rank_without_a_micro_batch_runs_a_dummy() -> None:
 def test_there_is_at_least_one_round() -> None:
     s = step(0, (1, 2))
     assert not s.ready_to_close
-    assert s.take_round() == (None, None)
+    assert s.take_round(ROUNDS_AHEAD) == (None, None)
     assert s.ready_to_close
-    assert s.take_round() is None
+    assert s.take_round(ROUNDS_AHEAD) is None
 
 
 def test_an_answer_counts_once() -> None:
