@@ -212,7 +212,7 @@ ONE_EACH = replace(
 
 
 class Prompt(Ordered):
-    """Installations and shares take no time; the n-th order to the replica, rank 8, takes `order_s(n)`."""
+    """The end of a step, installations and shares take no time; the n-th order to the replica, rank 8, takes `order_s(n)`."""
 
     def __init__(self, order_s: Callable[[int], float]) -> None:
         super().__init__(ONE_EACH, [])
@@ -223,7 +223,7 @@ class Prompt(Ordered):
         return super().soon() if self.fixed_s is None else self.fixed_s
 
     def carry_out(self, command: c.Command) -> None:
-        if isinstance(command, c.InstallWeights | c.OfferShare | c.FetchShare):
+        if isinstance(command, c.CloseStep | c.InstallWeights | c.OfferShare | c.FetchShare):
             self.fixed_s = 0.001
         elif isinstance(command, c.Accumulate):
             self.fixed_s = self.order_s(self.count["Accumulate"])
