@@ -1,6 +1,6 @@
 """The vocabulary of the control sockets: length-prefixed msgpack (`libra.wire.frames`) of Structs tagged by `kind`.
 
-    view.sock       Hello ─> <─ Welcome      Watch ─> (again at any time)      <─ Snapshot | News | Missed | TrajectoryDetail ...
+    view.sock       Hello ─> <─ Welcome      Watch ─> (again at any time)      <─ Snapshot | News | TrajectoryDetail ...
                                              Draft ─> <─ DraftAnswer           StateRequest ─> <─ LiveState
     control.sock    Hello ─> <─ Welcome      OrderRequest ─> <─ OrderAnswer    one at a time
 

@@ -176,7 +176,9 @@ class Rollout:
         self._give_up(traj, "failed")
         group = traj.group
         if traj.attempt < self.retries:
-            group.members[traj.sample] = self._open(group, traj.sample, traj.attempt + 1)
+            again = self._open(group, traj.sample, traj.attempt + 1)
+            again.raised = traj.raised
+            group.members[traj.sample] = again
             self.discard([traj.id])
             return
         self.out.report(
@@ -194,6 +196,18 @@ class Rollout:
         self._wait_for(traj, None)
         traj.stage = stage
         self.placement.gone(traj)
+
+    # --- people
+
+    def raise_up(self, traj: Trajectory, raised: bool) -> None:
+        """Its turns are placed before all others, from now on; not `raised`: no longer."""
+        traj.raised = raised
+        if traj.stage == "waiting":
+            self._queue(traj, None)
+
+    def cancel(self, traj: Trajectory, reason: str) -> None:
+        """End it as failed."""
+        self._failed(traj, reason)
 
     # --- engines
 
