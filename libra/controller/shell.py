@@ -62,7 +62,7 @@ class Shell:
             screen.log,
             self._order,
         )
-        self.runtime = Runtime(self.core, journal, (tally, self.control.follower), self.carry_out, clock)
+        self.runtime = Runtime(self.core, journal, (tally, self.control), self.carry_out, clock)
         self.episodes = world.episodes(tasks, clock, self.runtime.post)
         self.monitor = Monitor(config.deadline, clock.wall, self._noticed)
         self.finish: c.FinishRun | None = None
