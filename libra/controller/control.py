@@ -84,7 +84,7 @@ class ControlRoom:
         """By the core's own rules; nothing is done."""
         epoch = self.core.fleet.epoch
         try:
-            return DraftAnswer(id, True, "", tuple(self.core.elastic.draft(order)), epoch)
+            return DraftAnswer(id, True, "", tuple(self.core.elastic.draft(order, self.core.ready)), epoch)
         except Refused as x:
             return DraftAnswer(id, False, str(x), (), epoch)
 
