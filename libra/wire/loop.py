@@ -7,9 +7,9 @@ from typing import Any
 def ignore_stale_wakeups() -> None:
     """Call it inside the loop.
 
-    anyio waits for a Unix socket by `add_reader(socket, future.set_result, None)`: where the wait is cancelled while its wake-up
-    is queued already, the loop finds the future done and prints a traceback about a thing that nobody waits for. These go by
-    unsaid; everything else is told as ever.
+    anyio waits for a Unix socket by `add_reader(socket, future.set_result, None)`. Where the wait is cancelled while its
+    wake-up is queued already, the loop finds the future done and prints a traceback about a thing that nobody waits for.
+    These go by unsaid; everything else is told as ever.
     """
     asyncio.get_running_loop().set_exception_handler(_handle)
 
