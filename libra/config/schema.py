@@ -164,6 +164,45 @@ class RolloutConfig(_Table, frozen=True):
     """Fresh attempts after a trajectory ends as `failed`, before its group is dropped."""
 
 
+class VerifiableStage(_Table, frozen=True, tag_field="name", tag="verifiable"):
+    """The environment's own judgement of the answer."""
+
+    weight: NonNegFloat = 1.0
+
+
+class FormatStage(_Table, frozen=True, tag_field="name", tag="format"):
+    """The share of turns that had a legal form, 0 to 1."""
+
+    weight: NonNegFloat = 0.1
+
+
+class LengthStage(_Table, frozen=True, tag_field="name", tag="length_penalty", kw_only=True):
+    """0 up to the soft limit, then falling evenly to -1: DAPO's soft overlong punishment."""
+
+    weight: NonNegFloat = 1.0
+    soft_limit_tokens: PosInt
+    """Sampled tokens of a whole trajectory that cost nothing."""
+    ramp_tokens: PosInt
+    """So many more cost the whole weight; the slope is weight / ramp_tokens a token."""
+
+
+StageConfig = VerifiableStage | FormatStage | LengthStage
+
+
+class RewardConfig(_Table, frozen=True):
+    """What a finished trajectory is worth: the weighted sum of its stages. Formulas stand in `libra.env.rewards`.
+
+    A stage of weight 0 is measured and reported, and counts for nothing.
+    """
+
+    stage: Annotated[tuple[StageConfig, ...], Meta(min_length=1)] = (VerifiableStage(),)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the stages, in order."""
+        return tuple(str(s.__struct_config__.tag) for s in self.stage)
+
+
 class ToolFault(_Table, frozen=True):
     """Makes a share of tool calls misbehave: for tests of the system, never for training."""
 
@@ -395,6 +434,7 @@ class Config(_Table, frozen=True):
     """None: no seconds are predicted; the scheduler counts tokens."""
     rollout: RolloutConfig = RolloutConfig()
     env: EnvConfig = field(default_factory=CalculatorConfig)
+    reward: RewardConfig = RewardConfig()
     trainer: TrainerConfig = TrainerConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     eval: EvalConfig = EvalConfig()

@@ -155,6 +155,8 @@ class EpisodeEnded(Answer, frozen=True, tag=True, array_like=True):
     loss_tokens: int
     """Sampled tokens of the whole trajectory: what carries loss."""
     total_tokens: int
+    reward_stages: tuple[float, ...] = ()
+    """What each stage of `[reward]` said, before its weight, in their order; nothing where there are none."""
 
 
 class TrajectoryFailed(Answer, frozen=True, tag=True, array_like=True):

@@ -43,6 +43,7 @@ CallTool = Callable[[int, str], Awaitable[ToolReply]]
 """(number of the call in this episode from 0, argument) -> reply. Raises EnvError."""
 _VALUE_IDS = {str(value): value_id(value) for value in range(HIGHEST + 1)}
 _ERROR_IDS = {word: encode(word)[0] for word in ERRORS}
+_MALFORMED = _ERROR_IDS["malformed"]
 
 
 def prompt_tokens(task: Task) -> list[int]:
@@ -69,7 +70,7 @@ class CalculatorSession:
 
     async def act(self, sampled: list[int]) -> Observation | Ended:
         if not sampled:
-            return Ended(0.0, "no room for another turn")
+            return Ended(0.0, "no room for another turn", None)
         self._context_tokens += len(sampled)
         if sampled[-1] == END:
             return self._judge(sampled)
@@ -78,16 +79,16 @@ class CalculatorSession:
                 return Ended(0.0, f"more than {self._config.max_calls} calls")
             seen = await self._call(decode(sampled[1:-1]))
         else:
-            seen = Observation([ERROR, _ERROR_IDS["malformed"]], "none", "error", 0.0, False)
+            seen = Observation([ERROR, _MALFORMED], "none", "error", 0.0, False, False)
         if seen.tokens[0] == RESULT:
             self._successes += 1
         else:
             self._errors += 1
         if self._errors > self._config.max_errors:
-            return Ended(0.0, f"more than {self._config.max_errors} errors")
+            return Ended(0.0, f"more than {self._config.max_errors} errors", seen.formed)
         self._context_tokens += len(seen.tokens)
         if self.turn_budget(self._context_tokens) == 0:
-            return Ended(0.0, f"out of the {self._config.trajectory_tokens} tokens of a trajectory")
+            return Ended(0.0, f"out of the {self._config.trajectory_tokens} tokens of a trajectory", seen.formed)
         return seen
 
     async def aclose(self) -> None:
@@ -96,7 +97,7 @@ class CalculatorSession:
     def _judge(self, sampled: list[int]) -> Ended:
         value = id_value(sampled[1]) if len(sampled) == 3 and sampled[0] == ANSWER else None
         if value is None:
-            return Ended(0.0, "not an answer")
+            return Ended(0.0, "not an answer", False)
         if value != self._task.answer:
             return Ended(0.0, "wrong")
         return Ended(1.0, "right") if self._successes else Ended(0.0, "right, but without a successful call")
@@ -113,4 +114,4 @@ class CalculatorSession:
             raise EnvError(f"the calculator succeeded with {said[:80]!r}, expected a value from 0 to {HIGHEST}")
         if reply.truncated:
             tokens.append(CUT)
-        return Observation(tokens, TOOL, reply.status, reply.seconds, reply.truncated)
+        return Observation(tokens, TOOL, reply.status, reply.seconds, reply.truncated, tokens[1] != _MALFORMED)
