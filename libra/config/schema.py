@@ -13,8 +13,8 @@ from libra.config.types import Fraction, Mode, Name, NatInt, NonNegFloat, PosFlo
 from libra.errors import ConfigError
 
 NO_TASKS = (
-    'env.name: got "workload", expected "calculator": a workload has lengths but no tasks, so only emulated engines can run '
-    'it; set engine = "emulated" in every bucket, or use libra simulate'
+    'env.name: got "workload", expected "calculator" or "lookup": a workload has lengths but no tasks, so only emulated '
+    'engines can run it; set engine = "emulated" in every bucket, or use libra simulate'
 )
 
 
@@ -238,6 +238,22 @@ class CalculatorConfig(_Table, frozen=True, tag_field="name", tag="calculator"):
     fault: ToolFault = ToolFault()
 
 
+class LookupConfig(_Table, frozen=True, tag_field="name", tag="lookup"):
+    """Questions of several hops (`radium discoverer birthplace capital`) over a corpus that is searched one query a call."""
+
+    max_hops: Annotated[int, Meta(ge=1, le=7)] = 6
+    stop_probability: Annotated[float, Meta(gt=0, le=1)] = 0.3
+    """After each hop the question ends with this probability."""
+    max_calls: PosInt = 9
+    max_errors: PosInt = 3
+    turn_tokens: PosInt = 10
+    """Sampled tokens in one turn at most."""
+    trajectory_tokens: PosInt = 90
+    """All tokens of one trajectory, prompt included."""
+    tool: ToolLimits = ToolLimits()
+    fault: ToolFault = ToolFault()
+
+
 class WorkloadConfig(_Table, frozen=True, tag_field="name", tag="workload"):
     """Recorded or made-up trajectories instead of an environment: lengths, signals and tool seconds. For emulated engines.
 
@@ -269,7 +285,7 @@ class WorkloadConfig(_Table, frozen=True, tag_field="name", tag="workload"):
     """The seed draws the order of a trace's groups; else the file's. A run's journal always keeps its order."""
 
 
-LiveEnvConfig = CalculatorConfig
+LiveEnvConfig = CalculatorConfig | LookupConfig
 """Environments that a live run can have."""
 EnvConfig = LiveEnvConfig | WorkloadConfig
 
