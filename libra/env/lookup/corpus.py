@@ -7,6 +7,7 @@ its capital, the river there. Invariant: (subject, relation) is unique. Called b
 
 import re
 import sqlite3
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -47,9 +48,8 @@ def word(name: str) -> str:
 
 def build(path: Path) -> None:
     """Write the database. EnvError where this Python's SQLite cannot search text or the disk refuses."""
-    database = sqlite3.connect(path)
     try:
-        with database:
+        with closing(sqlite3.connect(path)) as database, database:
             database.execute("CREATE VIRTUAL TABLE facts USING fts5(subject, relation, object)")
             rows = [(f.subject, f.relation, f.object) for f in facts()]
             database.executemany("INSERT INTO facts VALUES (?, ?, ?)", rows)
@@ -58,5 +58,3 @@ def build(path: Path) -> None:
             f"the look-up's database cannot be written to {path}: {error}; it needs a Python whose SQLite has FTS5 "
             f"(this is SQLite {sqlite3.sqlite_version}) and some room in the directory of temporary files"
         ) from error
-    finally:
-        database.close()

@@ -41,6 +41,8 @@ def search(database, query):
         return False, "failed" if "interrupted" in str(error) else "syntax"
     except (sqlite3.Error, UnicodeError):
         return False, "syntax"
+    finally:
+        database.set_progress_handler(None, 0)
     return (True, " | ".join(found)) if found else (False, "nothing")
 
 
