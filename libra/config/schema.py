@@ -32,6 +32,9 @@ class RunConfig(_Table, frozen=True):
     mode: Mode = "async"
     directory: str = "runs"
     """Where run directories are made; relative to the working directory."""
+    device: Literal["cpu", "accelerator"] = "cpu"
+    """What ranks compute on. accelerator: what torch finds on their host (CUDA, Ascend, ...), one a rank. Ranks of one process
+    group cannot share one, a core rank and an engine can."""
 
 
 class ModelConfig(_Table, frozen=True):

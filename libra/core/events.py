@@ -32,7 +32,7 @@ class RunStarted(Event, frozen=True, tag=True, array_like=True):
 
 
 class RankJoined(Event, frozen=True, tag=True, array_like=True):
-    """A supervisor said hello. `rank` counts from 1; `device` says what it offers ("cpu", "cuda:0")."""
+    """A supervisor said hello. `rank` counts from 1; `device` is `run.device`."""
 
     rank: int
     host: str
