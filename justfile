@@ -15,16 +15,24 @@ demo *ARGS: setup
 
 # Lint, types, floors, and every test that is not long
 test *ARGS: lint
-    @{{ bin }}/python -m pytest -m "not long" {{ ARGS }}
+    @{{ bin }}/python -m pytest -m "not long and not gpu" {{ ARGS }}
 
 # The core's and other pure tests only: no torch, no processes
 test-fast *ARGS: setup
-    @{{ bin }}/python -m pytest -m "not process and not long" \
+    @{{ bin }}/python -m pytest -m "not process and not long and not gpu" \
         --ignore tests/engine --ignore tests/train --ignore tests/weights {{ ARGS }}
 
 # The tests that take minutes
 test-long *ARGS: setup
     @{{ bin }}/python -m pytest -m long {{ ARGS }}
+
+# What needs an accelerator: core, publication, torch engine and one small run on one device, where there is one
+test-gpu *ARGS: setup
+    @if {{ bin }}/python -c 'import sys, torch; sys.exit(torch.accelerator.current_accelerator(check_available=True) is None)'; then \
+        {{ bin }}/python -m pytest -m gpu tests/gpu {{ ARGS }}; \
+    else \
+        {{ bin }}/python -c 'import torch; print(f"test-gpu: nothing ran: torch {torch.__version__} finds no accelerator here")'; \
+    fi
 
 # Measure something: `just bench engine`
 bench NAME *ARGS: setup

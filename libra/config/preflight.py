@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from libra.config.rundir import TREE_FILE, find_tree
-from libra.config.schema import NO_TASKS, Config, TruthConfig, WorkloadConfig
+from libra.config.schema import NO_TASKS, Config, RewardConfig, TruthConfig, WorkloadConfig
 from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
@@ -38,7 +38,7 @@ def check(
         problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
         problems += [*_engines(config), *_shapes(config), *_env(config)]
-    problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_deadlines(config)]
+    problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_rewards(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]
     if problems:
@@ -187,6 +187,20 @@ def _batches(config: Config) -> Iterator[str]:
         )
     if warm.steps and warm.demonstrations < warm.batch:
         yield f"warm_start.batch: got {warm.batch}, expected at most warm_start.demonstrations = {warm.demonstrations}"
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    names = config.reward.names
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            yield f'reward.stage.{i}.name: got "{name}" twice, expected each stage once; put the two weights together'
+    if not any(s.weight for s in config.reward.stage):
+        yield (
+            "reward.stage: every weight is 0, so no group would ever carry a signal; "
+            "expected a weight above 0 for one stage at least"
+        )
+    if config.emulated and config.reward != RewardConfig():
+        yield "reward: got a table, expected none: trajectories of a workload have made-up rewards and nothing to judge"
 
 
 def _env(config: Config) -> Iterator[str]:

@@ -13,8 +13,8 @@ from libra.config.types import Fraction, Mode, Name, NatInt, NonNegFloat, PosFlo
 from libra.errors import ConfigError
 
 NO_TASKS = (
-    'env.name: got "workload", expected "calculator": a workload has lengths but no tasks, so only emulated engines can run '
-    'it; set engine = "emulated" in every bucket, or use libra simulate'
+    'env.name: got "workload", expected "calculator" or "lookup": a workload has lengths but no tasks, so only emulated '
+    'engines can run it; set engine = "emulated" in every bucket, or use libra simulate'
 )
 
 
@@ -32,6 +32,9 @@ class RunConfig(_Table, frozen=True):
     mode: Mode = "async"
     directory: str = "runs"
     """Where run directories are made; relative to the working directory."""
+    device: Literal["cpu", "accelerator"] = "cpu"
+    """What ranks compute on. accelerator: what torch finds on their host (CUDA, Ascend, ...), one a rank. Ranks of one process
+    group cannot share one, a core rank and an engine can."""
 
 
 class ModelConfig(_Table, frozen=True):
@@ -164,6 +167,45 @@ class RolloutConfig(_Table, frozen=True):
     """Fresh attempts after a trajectory ends as `failed`, before its group is dropped."""
 
 
+class VerifiableStage(_Table, frozen=True, tag_field="name", tag="verifiable"):
+    """The environment's own judgement of the answer."""
+
+    weight: NonNegFloat = 1.0
+
+
+class FormatStage(_Table, frozen=True, tag_field="name", tag="format"):
+    """The share of turns that had a legal form, 0 to 1."""
+
+    weight: NonNegFloat = 0.1
+
+
+class LengthStage(_Table, frozen=True, tag_field="name", tag="length_penalty", kw_only=True):
+    """0 up to the soft limit, then falling evenly to -1: DAPO's soft overlong punishment."""
+
+    weight: NonNegFloat = 1.0
+    soft_limit_tokens: PosInt
+    """Sampled tokens of a whole trajectory that cost nothing."""
+    ramp_tokens: PosInt
+    """So many more cost the whole weight; the slope is weight / ramp_tokens a token."""
+
+
+StageConfig = VerifiableStage | FormatStage | LengthStage
+
+
+class RewardConfig(_Table, frozen=True):
+    """What a finished trajectory is worth: the weighted sum of its stages. Formulas stand in `libra.env.rewards`.
+
+    A stage of weight 0 is measured and reported, and counts for nothing.
+    """
+
+    stage: Annotated[tuple[StageConfig, ...], Meta(min_length=1)] = (VerifiableStage(),)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the stages, in order."""
+        return tuple(str(s.__struct_config__.tag) for s in self.stage)
+
+
 class ToolFault(_Table, frozen=True):
     """Makes a share of tool calls misbehave: for tests of the system, never for training."""
 
@@ -194,6 +236,22 @@ class CalculatorConfig(_Table, frozen=True, tag_field="name", tag="calculator"):
     turn_tokens: PosInt = 12
     """Sampled tokens in one turn at most."""
     trajectory_tokens: PosInt = 110
+    """All tokens of one trajectory, prompt included."""
+    tool: ToolLimits = ToolLimits()
+    fault: ToolFault = ToolFault()
+
+
+class LookupConfig(_Table, frozen=True, tag_field="name", tag="lookup"):
+    """Questions of several hops (`radium discoverer birthplace capital`) over a corpus that is searched one query a call."""
+
+    max_hops: Annotated[int, Meta(ge=1, le=7)] = 6
+    stop_probability: Annotated[float, Meta(gt=0, le=1)] = 0.3
+    """After each hop the question ends with this probability."""
+    max_calls: PosInt = 9
+    max_errors: PosInt = 3
+    turn_tokens: PosInt = 10
+    """Sampled tokens in one turn at most."""
+    trajectory_tokens: PosInt = 90
     """All tokens of one trajectory, prompt included."""
     tool: ToolLimits = ToolLimits()
     fault: ToolFault = ToolFault()
@@ -230,7 +288,7 @@ class WorkloadConfig(_Table, frozen=True, tag_field="name", tag="workload"):
     """The seed draws the order of a trace's groups; else the file's. A run's journal always keeps its order."""
 
 
-LiveEnvConfig = CalculatorConfig
+LiveEnvConfig = CalculatorConfig | LookupConfig
 """Environments that a live run can have."""
 EnvConfig = LiveEnvConfig | WorkloadConfig
 
@@ -395,6 +453,7 @@ class Config(_Table, frozen=True):
     """None: no seconds are predicted; the scheduler counts tokens."""
     rollout: RolloutConfig = RolloutConfig()
     env: EnvConfig = field(default_factory=CalculatorConfig)
+    reward: RewardConfig = RewardConfig()
     trainer: TrainerConfig = TrainerConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     eval: EvalConfig = EvalConfig()

@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 import anyio.abc
 
+from libra.config.schema import RewardConfig
 from libra.core import commands as c
 from libra.core import events as e
 from libra.env.protocol import Ended, Environment, Session
+from libra.env.rewards import Record, worth
 from libra.errors import EnvError
 from libra.wire import messages as m
 
@@ -28,6 +30,8 @@ class Episode:
         self.sampled = bytearray()
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.turns = self.formed = 0
+        """Turns that the environment has taken, and those of them in a legal form."""
         self.turn_start = 0
         """Index of the first token of the running or last turn."""
         self.generating = 0
@@ -78,6 +82,7 @@ class Episodes:
     def __init__(
         self,
         environment: Environment,
+        reward: RewardConfig,
         seed: int,
         tool_deadline_s: float,
         tasks: anyio.abc.TaskGroup,
@@ -86,6 +91,7 @@ class Episodes:
     ) -> None:
         self.all: dict[int, Episode] = {}
         self._environment = environment
+        self._reward = reward
         self._seed = seed
         self._deadline_s = tool_deadline_s + ACT_MARGIN_S
         self._tasks = tasks
@@ -164,9 +170,15 @@ class Episodes:
 
     async def _act(self, episode: Episode, cmd: int) -> e.AnyEvent:
         result = await episode.session.act(episode.tokens[episode.turn_start :])
+        if result.formed is not None:
+            episode.turns += 1
+            episode.formed += result.formed
         if isinstance(result, Ended):
             loss_tokens = episode.loss_tokens
-            return e.EpisodeEnded(self._clock(), cmd, episode.id, result.reward, loss_tokens, len(episode.tokens))
+            said = worth(self._reward, Record(result.reward, episode.turns, episode.formed, loss_tokens))
+            return e.EpisodeEnded(
+                self._clock(), cmd, episode.id, said.reward, loss_tokens, len(episode.tokens), said.stages
+            )
         episode.give(result.tokens)
         context = len(episode.tokens)
         return e.ToolReturned(

@@ -83,7 +83,6 @@ class Shell:
         """How many logs of this name were begun."""
         self._offers: dict[int, dict[int, m.ShareOffered]] = {}
         """Replica -> rank -> where its part of the share can be fetched."""
-        self._devices: dict[int, str] = {}
         self._sources: dict[int, str] = {}
         """Core rank -> address of its publisher."""
         self._complaints: dict[int, str] = {}
@@ -205,7 +204,7 @@ class Shell:
             incarnation=self._meeting.incarnation,
             token=self._meeting.token,
             controller=self._meeting.address,
-            device=self._devices[command.rank],
+            device=self.config.run.device,
             config=self._config_json,
             emulated=self.config.emulated,
         )
@@ -286,12 +285,11 @@ class Shell:
         if rank in self._supervisors:
             self._rank_lost(rank, "its supervisor came back on a new link")
         self._supervisors[rank] = link
-        self._devices[rank] = hello.device
         self.monitor.joined(rank, link.close)
         if self.finished.is_set():
             link.send(m.Shutdown(0.0))
         else:
-            self.runtime.post(e.RankJoined(self.clock(), rank, hello.host, hello.device))
+            self.runtime.post(e.RankJoined(self.clock(), rank, hello.host, self.config.run.device))
         reason = "its link closed"
         try:
             while True:

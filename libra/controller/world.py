@@ -32,7 +32,7 @@ class RealWorld:
 
     def episodes(self, tasks: anyio.abc.TaskGroup, clock: Clock, post: Post) -> Episodes:
         seed, deadline_s = self.config.run.seed, self.config.live_env.tool.deadline_s
-        return Episodes(self._environment, seed, deadline_s, tasks, clock, post)
+        return Episodes(self._environment, self.config.reward, seed, deadline_s, tasks, clock, post)
 
 
 class EmulatedWorld:

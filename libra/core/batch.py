@@ -25,6 +25,12 @@ def advantages(rewards: Sequence[float], kind: Literal["group_std", "group_mean"
     return [(r - mean) / scale for r in rewards]
 
 
+def stage_means(names: Sequence[str], parts: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    """The mean of each reward stage over trajectories that ended; empty where they tell no stages."""
+    told = [values for values in parts if len(values) == len(names)]
+    return {name: math.fsum(v[i] for v in told) / len(told) for i, name in enumerate(names)} if told else {}
+
+
 def pack(rows: Sequence[tuple[int, Row]], budget_tokens: int, workers: int) -> list[MicroBatch]:
     """Cut rows, each with its length in tokens, into micro-batches of at most `budget_tokens`, longest rows first.
 

@@ -249,6 +249,8 @@ class BatchConsumed(Command, frozen=True, tag=True, array_like=True):
     grad_norm: float
     gap: float | None = None
     """As in `StepDone`, the worst of all core ranks."""
+    reward_stages: dict[str, float] = {}
+    """What `reward` is made of: the mean of each stage over the same trajectories, before its weight."""
 
 
 class Evaluated(Command, frozen=True, tag=True, array_like=True):
@@ -259,6 +261,8 @@ class Evaluated(Command, frozen=True, tag=True, array_like=True):
     tasks: int
     failed: int
     reward: float
+    reward_stages: dict[str, float] = {}
+    """As in `BatchConsumed`."""
 
 
 class FinishRun(Command, frozen=True, tag=True, array_like=True):

@@ -16,6 +16,7 @@ from typing import Literal, assert_never
 from libra.config.schema import Config, WorkloadConfig
 from libra.core.admission import Admission
 from libra.core.allocation import Allocation
+from libra.core.batch import stage_means
 from libra.core.commands import Command, Evaluated, FinishRun
 from libra.core.elastic import Elastic
 from libra.core.events import (
@@ -257,9 +258,10 @@ class Core:
             members = [g.members[0] for g in self._evaluation]
             rewards = [m.reward for m in members if m.stage == "ended"]
             mean = sum(rewards) / len(rewards) if rewards else 0.0
+            parts = stage_means(self.config.reward.names, [m.reward_stages for m in members if m.stage == "ended"])
             failed = len(members) - len(rewards)
             version = self.publication.newest
-            self.out.put(Evaluated(self.out.next_seq(), kind, version, len(members), failed, mean))
+            self.out.put(Evaluated(self.out.next_seq(), kind, version, len(members), failed, mean, parts))
             self.rollout.discard([m.id for m in members if m.stage == "ended"])
             self._evaluation = []
         if kind == "eval_end":

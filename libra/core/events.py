@@ -32,7 +32,7 @@ class RunStarted(Event, frozen=True, tag=True, array_like=True):
 
 
 class RankJoined(Event, frozen=True, tag=True, array_like=True):
-    """A supervisor said hello. `rank` counts from 1; `device` says what it offers ("cpu", "cuda:0")."""
+    """A supervisor said hello. `rank` counts from 1; `device` is `run.device`."""
 
     rank: int
     host: str
@@ -155,6 +155,8 @@ class EpisodeEnded(Answer, frozen=True, tag=True, array_like=True):
     loss_tokens: int
     """Sampled tokens of the whole trajectory: what carries loss."""
     total_tokens: int
+    reward_stages: tuple[float, ...] = ()
+    """What each stage of `[reward]` said, before its weight, in their order; nothing where there are none."""
 
 
 class TrajectoryFailed(Answer, frozen=True, tag=True, array_like=True):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from libra.config.schema import Config
 from libra.core.admission import Admission
-from libra.core.batch import advantages, pack
+from libra.core.batch import advantages, pack, stage_means
 from libra.core.commands import BatchConsumed, CloseStep, OpenStep, Round, Row
 from libra.core.events import RoundDone, RoundRefused, ShareHeld, ShareLost, ShareOffered, StepDone
 from libra.core.fleet import Fleet, Unit
@@ -39,6 +39,7 @@ class Learner:
         self.sharing = Sharing(fleet, out, config.deadline.share_s, self._hand_out)
         self.admission = admission
         self.advantage: Literal["group_std", "group_mean"] = config.trainer.advantage
+        self.reward_names = config.reward.names
         self.micro_batch_tokens = config.trainer.micro_batch_tokens
         self.version = 0
         """Optimiser steps taken."""
@@ -83,9 +84,11 @@ class Learner:
         del self._complete[slot]
         figures = BatchFigures(slot, 0.0, len(groups), 0, 0, 0, 0, self.out.now - self.idle_since)
         rewards = 0.0
+        parts: list[tuple[float, ...]] = []
         for group in groups:
             ended = [m for m in group.members if m.stage == "ended"]
             rewards += sum(m.reward for m in ended)
+            parts += [m.reward_stages for m in ended]
             figures.trajectories += len(ended)
             if group.spoilt:
                 continue  # forgotten already
@@ -100,6 +103,7 @@ class Learner:
                     figures.loss_tokens += member.loss_tokens
                     figures.lag = max(figures.lag, self.version - member.oldest_version)
         figures.reward = rewards / figures.trajectories if figures.trajectories else 0.0
+        figures.reward_stages = stage_means(self.reward_names, parts)
         return figures
 
     def _open(self, figures: BatchFigures) -> None:
@@ -215,6 +219,7 @@ class Learner:
                 loss,
                 grad_norm,
                 gap,
+                f.reward_stages,
             )
         )
         self._discard(f.members)

@@ -159,6 +159,7 @@ class Rollout:
             return
         traj.stage = "ended"
         traj.reward = e.reward
+        traj.reward_stages = e.reward_stages
         traj.loss_tokens = e.loss_tokens
         traj.total_tokens = e.total_tokens
         self.placement.ended(traj)

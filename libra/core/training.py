@@ -36,6 +36,7 @@ class BatchFigures:
     wait_s: float
     rows: list[tuple[int, Row]] = field(default_factory=list[tuple[int, Row]])
     """(length in tokens, row) of everything that trains."""
+    reward_stages: dict[str, float] = field(default_factory=dict[str, float])
     members: list[int] = field(default_factory=list[int])
     """Every trajectory of the batch: forgotten once the batch is consumed."""
 

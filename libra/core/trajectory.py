@@ -56,6 +56,7 @@ class Trajectory:
     cuts: int = 0
     """How often a running turn of it was ordered to be cut."""
     reward: float = 0.0
+    reward_stages: tuple[float, ...] = ()
     loss_tokens: int = 0
     total_tokens: int = 0
 

@@ -47,13 +47,18 @@ class Observation(Struct, frozen=True):
     seconds: float
     """Time in the tool, without the wait for a free worker."""
     truncated: bool
+    formed: bool = True
+    """The turn before it was a whole call in a legal form, whatever came of it."""
 
 
 class Ended(Struct, frozen=True):
     """The episode is closed by its own rules."""
 
     reward: float
+    """The environment's own judgement; what a trajectory is worth follows from it and `[reward]` (`libra.env.rewards`)."""
     why: str
+    formed: bool | None = True
+    """As above: the last turn was a whole answer or call. None: there was no turn, the room had run out."""
 
 
 class Session(Protocol):

@@ -1,6 +1,6 @@
 """From a configuration to its environment: the one place that knows all kinds. Called by controller, roles and doors."""
 
-from libra.config.schema import CalculatorConfig, LiveEnvConfig
+from libra.config.schema import CalculatorConfig, LiveEnvConfig, LookupConfig
 from libra.env.protocol import Environment, Vocabulary
 
 
@@ -11,6 +11,10 @@ def environment(config: LiveEnvConfig) -> Environment:
             from libra.env.calculator.environment import Calculator
 
             return Calculator(config)
+        case LookupConfig():
+            from libra.env.lookup.environment import Lookup
+
+            return Lookup(config)
 
 
 def vocabulary(config: LiveEnvConfig) -> Vocabulary:
@@ -18,5 +22,9 @@ def vocabulary(config: LiveEnvConfig) -> Vocabulary:
     match config:
         case CalculatorConfig():
             from libra.env.calculator.tokens import VOCABULARY
+
+            return VOCABULARY
+        case LookupConfig():
+            from libra.env.lookup.tokens import VOCABULARY
 
             return VOCABULARY

@@ -13,6 +13,7 @@ import torch
 
 from libra.engine.engine import Engine
 from libra.env.registry import vocabulary
+from libra.rank.device import role_device
 from libra.rank.installer import Installer, Pulled
 from libra.rank.link import RoleLink
 from libra.weights.puller import Puller
@@ -37,7 +38,7 @@ class EngineRole:
             kv_tokens=bucket.kv_tokens,
             temperature=config.rollout.temperature,
             max_context_tokens=config.live_env.trajectory_tokens,
-            device=torch.device(spec.device),
+            device=role_device(spec.device),
         )
         self._installer = Installer(link, self._pull)
         self._stats_due = 0.0

@@ -17,6 +17,7 @@ import torch
 
 from libra.env.registry import vocabulary
 from libra.errors import RefusedError, RoleError
+from libra.rank.device import finish, role_device
 from libra.rank.group import join_group
 from libra.rank.installer import Installer, Pulled
 from libra.rank.link import RoleLink
@@ -33,7 +34,7 @@ class GradientRole:
     def __init__(self, link: RoleLink, dtype: torch.dtype = torch.float32) -> None:
         self.link = link
         self.config = link.config
-        self.device = torch.device(link.spec.device)
+        self.device = role_device(link.spec.device)
         self.dtype = dtype
         torch.set_num_threads(self.config.trainer.threads)
         preload(self.config.model)
@@ -94,6 +95,7 @@ class GradientRole:
         except RefusedError as e:
             self.link.send(m.RoundRefused(order.cmd, str(e)))
         else:
+            finish(self.device)
             self.link.send(m.RoundFinished(order.cmd, time.monotonic() - began))
 
     def _offer(self, order: m.OfferShare) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from libra.rank.device import group_options
 from libra.wire.messages import FormMembers
 
 
@@ -21,11 +22,13 @@ def join_group(order: FormMembers, device: torch.device, timeout_s: float) -> No
     timeout = timedelta(seconds=timeout_s)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timeout)
+    backend, bound = group_options(device)
     dist.init_process_group(
-        dist.get_default_backend_for_device(device),
+        backend,
         store=PrefixStore(order.prefix, store),
         rank=order.index,
         world_size=order.size,
         timeout=timeout,
+        device_id=bound,
     )
     dist.all_reduce(torch.zeros(1, device=device))

@@ -114,7 +114,7 @@ class Supervisor:
     def _hello(self) -> m.SupervisorHello:
         known = self.meeting
         host = socket.gethostname()
-        return m.SupervisorHello(m.PROTOCOL, known.token, known.incarnation, self.rank, host, os.getpid(), "cpu")
+        return m.SupervisorHello(m.PROTOCOL, known.token, known.incarnation, self.rank, host, os.getpid())
 
     async def _return(self) -> Joined | None:
         """A new link; None where there is nobody to return to. torchrun sees the death of a controller by itself."""

@@ -14,6 +14,7 @@ import torch
 from libra.env.protocol import Demonstration
 from libra.env.registry import environment
 from libra.errors import RoleError
+from libra.rank.device import finish, role_device
 from libra.rank.group import join_group
 from libra.rank.link import RoleLink
 from libra.train.model import preload
@@ -30,7 +31,7 @@ class TrainerRole:
     def __init__(self, link: RoleLink, dtype: torch.dtype = torch.float32) -> None:
         self.link = link
         self.config = link.config
-        self.device = torch.device(link.spec.device)
+        self.device = role_device(link.spec.device)
         self.dtype = dtype
         self.world = environment(self.config.live_env)
         torch.set_num_threads(self.config.trainer.threads)
@@ -69,6 +70,7 @@ class TrainerRole:
                 self.link.doing = "round"
                 began = time.monotonic()
                 self.trainer.round(order.samples)
+                finish(self.device)
                 self.link.send(m.RoundFinished(order.cmd, time.monotonic() - began))
             case m.Close():
                 self.link.doing = "step"
@@ -106,6 +108,7 @@ class TrainerRole:
     def _close(self, order: m.Close) -> None:
         began = time.monotonic()
         result = self.trainer.close(self.staging.take(order.step, order.shares))
+        finish(self.device)
         seconds = time.monotonic() - began
         if result.finite:
             self._publish(order.version)

@@ -239,6 +239,9 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
         ("lag", f"max {_whole(s.lag_max)}, mean {number(s.lag_mean)}"),
         ("tail wait", f"{s.tail_wait_s:.1f} s"),
     ]
+    if len(s.reward_stages_last) > 1:
+        stages = (f"{n} {number(s.reward_stages_first[n])} -> {number(v)}" for n, v in s.reward_stages_last.items())
+        rows.insert(8, ("reward by stage", ", ".join(stages)))
     if s.turns_by_bucket:
         shares = ", ".join(f"{name} {n:,}" for name, n in s.turns_by_bucket.items())
         rows.append(("turns by bucket", f"{shares}; {s.bucket_moves:,} changed it, {s.engine_moves:,} the engine"))

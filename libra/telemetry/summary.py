@@ -82,6 +82,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Seconds, over all batches, that the trainer stood idle for a batch's last trajectories."""
     weights_late: int
     """Installations of weights on an engine that failed or missed their deadline."""
+    reward_stages_first: dict[str, float] = {}
+    """Mean of each stage of the reward, before its weight, over the first ten batches that tell them."""
+    reward_stages_last: dict[str, float] = {}
+    """Over the last ten."""
+    reward_stages_heldout: dict[str, float] = {}
+    """On the held-out tasks after training."""
     turns_by_bucket: dict[str, int] = {}
     """Turns that engines ended, held-out tasks included; a cut one counts again."""
     engine_moves: int = 0
@@ -130,6 +136,9 @@ class Tally:
         self.rewards: list[float] = []
         """Mean reward of each consumed batch, in order; NaN where no trajectory ended with one."""
         self.heldout: dict[c.Kind, float] = {}
+        self._stages_heldout: dict[str, float] = {}
+        self._stages_first: list[dict[str, float]] = []
+        self._stages_last: deque[dict[str, float]] = deque(maxlen=WINDOW)
         self.version = 0
         self.tokens_sampled = 0
         self.lag = 0
@@ -220,8 +229,10 @@ class Tally:
                         self._to(trajectory, "training")
             case c.BatchConsumed():
                 self._consumed(command)
-            case c.Evaluated(kind=kind, reward=reward):
+            case c.Evaluated(kind=kind, reward=reward, reward_stages=stages):
                 self.heldout[kind] = reward
+                if kind == "eval_end":
+                    self._stages_heldout = _rounded(stages)
             case c.MoveChanged():
                 self._moved(command)
             case c.FinishRun(ok=ok, reason=reason):
@@ -264,6 +275,9 @@ class Tally:
             lag_mean=round(self._lag_sum / self._trained, 3) if self._trained else None,
             tail_wait_s=round(self._tail_wait_s, 3),
             weights_late=self._late,
+            reward_stages_first=_stage_means(self._stages_first),
+            reward_stages_last=_stage_means(list(self._stages_last)),
+            reward_stages_heldout=self._stages_heldout,
             turns_by_bucket=dict(self.paths.turns_by_bucket),
             engine_moves=self.paths.engine_moves,
             bucket_moves=self.paths.bucket_moves,
@@ -324,6 +338,10 @@ class Tally:
 
     def _consumed(self, batch: c.BatchConsumed) -> None:
         self.rewards.append(batch.reward)
+        if batch.reward_stages:
+            self._stages_last.append(batch.reward_stages)
+            if len(self._stages_first) < WINDOW:
+                self._stages_first.append(batch.reward_stages)
         self.version = max(self.version, batch.version)
         self.lag = batch.lag
         self._dropped_groups += batch.groups - batch.groups_trained
@@ -367,6 +385,16 @@ def read_summary(path: Path) -> Summary:
 
 def _mean(values: list[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
+
+
+def _stage_means(batches: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of each stage over these batches."""
+    names = batches[0] if batches else {}
+    return _rounded({name: sum(b[name] for b in batches) / len(batches) for name in names})
+
+
+def _rounded(stages: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in stages.items()}
 
 
 def _percentile(counts: Counter[int], q: float) -> int | None:

@@ -28,7 +28,6 @@ class SupervisorHello(Message, frozen=True, tag=True):
     rank: int
     host: str
     pid: int
-    device: str
     roles: tuple[int, ...] = ()
 
 
@@ -134,6 +133,7 @@ class RoleSpec(Message, frozen=True, tag=True):
     controller: str
     """Path of the controller's Unix socket."""
     device: str
+    """`run.device`; which one it is the role finds out (`libra.rank.device`)."""
     config: bytes
     emulated: bool = False
     """No device: the role waits as long as its work would take."""

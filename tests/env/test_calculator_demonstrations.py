@@ -5,8 +5,8 @@ import pytest
 
 from libra.config.schema import CalculatorConfig, WarmStartConfig
 from libra.env.calculator.session import CalculatorSession
-from libra.env.calculator.tasks import is_heldout
 from libra.env.calculator.tokens import decode
+from libra.env.drawing import is_heldout
 from libra.env.protocol import Ended
 from libra.env.registry import environment
 

@@ -65,7 +65,7 @@ def test_the_right_answer_after_calls_is_worth_one(play):
     ],
 )
 def test_any_other_end_is_worth_nothing(play, answer, why):
-    assert play("<call> 43 - 12 <run>", answer)[-1] == Ended(0.0, why)
+    assert play("<call> 43 - 12 <run>", answer)[-1] == Ended(0.0, why, formed=why != "not an answer")
 
 
 def test_the_right_answer_without_a_successful_call_is_worth_nothing(play):
@@ -103,7 +103,7 @@ def test_the_call_after_the_last_allowed_one_ends_the_episode(play):
 def test_the_error_after_the_last_allowed_one_ends_the_episode(play):
     answers = play(*["<call> 1 <run>"] * 9)
     assert len(answers) == 4
-    assert answers[-1] == Ended(0.0, "more than 3 errors")
+    assert answers[-1] == Ended(0.0, "more than 3 errors", formed=False)
 
 
 def test_ten_operations_and_two_wrong_calls_fit_exactly(play):
@@ -120,13 +120,13 @@ def test_ten_operations_and_two_wrong_calls_fit_exactly(play):
 
 def test_a_trajectory_without_room_ends_instead_of_growing(play):
     answers = play(*["<call> 1 + 1 <run>"] * 9, config=CalculatorConfig(trajectory_tokens=30))
-    assert answers[-1] == Ended(0.0, "out of the 30 tokens of a trajectory")
+    assert answers[-1] == Ended(0.0, "out of the 30 tokens of a trajectory", formed=False)
 
 
 def test_the_budget_is_a_turn_or_what_is_left(task_of, tool_here):
     session = CalculatorSession(task_of(QUESTION), CalculatorConfig(), tool_here)
     assert [session.turn_budget(n) for n in (7, 98, 99, 109, 110, 200)] == [12, 12, 11, 1, 0, 0]
-    assert anyio.run(session.act, []) == Ended(0.0, "no room for another turn")
+    assert anyio.run(session.act, []) == Ended(0.0, "no room for another turn", formed=None)
 
 
 def test_cut_output_is_said_and_its_first_line_counts(play):

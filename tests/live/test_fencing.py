@@ -74,7 +74,7 @@ class Controller:
         link = Link(await anyio.connect_unix(self.meeting.address), m.ToSupervisor)
         known = self.meeting
         await link.send(
-            m.SupervisorHello(m.PROTOCOL, known.token, known.incarnation, RANK, socket.gethostname(), 1, "cpu", roles)
+            m.SupervisorHello(m.PROTOCOL, known.token, known.incarnation, RANK, socket.gethostname(), 1, roles)
         )
         return link
 

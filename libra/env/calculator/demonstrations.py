@@ -14,8 +14,9 @@ import random
 
 from libra.config.schema import CalculatorConfig
 from libra.env.calculator.session import prompt_tokens
-from libra.env.calculator.tasks import Task, draw_task, keyed_random
+from libra.env.calculator.tasks import Task, draw_task
 from libra.env.calculator.tokens import encode
+from libra.env.drawing import keyed_random
 from libra.env.protocol import Demonstration
 
 _ROUND_TOKENS = 7

@@ -10,16 +10,13 @@ one step short is never right by accident).
 """
 
 import random
-from hashlib import blake2b
 
 from msgspec import Struct
 
 from libra.config.schema import CalculatorConfig
 from libra.env.calculator.tokens import OPERATORS
 from libra.env.calculator.tool import HIGHEST
-
-HELDOUT_SHARE = 0.2
-"""Of all questions."""
+from libra.env.drawing import is_heldout, keyed_random
 
 
 class Task(Struct, frozen=True):
@@ -48,17 +45,6 @@ def operands(value: int, operator: str) -> range:
             return range(1, value + 1)
         case _:
             return range(2, HIGHEST // value + 1) if value else range(0)
-
-
-def is_heldout(question: str) -> bool:
-    """To which split a question belongs."""
-    return blake2b(question.encode(), digest_size=1, person=b"libra.split").digest()[0] < 256 * HELDOUT_SHARE
-
-
-def keyed_random(*key: object) -> random.Random:
-    """A generator that depends on the key alone (never on the process's hash seed)."""
-    text = "\0".join(map(str, key))
-    return random.Random(int.from_bytes(blake2b(text.encode(), digest_size=16, person=b"libra.tasks").digest(), "big"))
 
 
 def draw_task(config: CalculatorConfig, seed: int, split: str, ordinal: int) -> Task:

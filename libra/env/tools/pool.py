@@ -48,8 +48,12 @@ class ToolReply(Struct, frozen=True):
 class ToolPool:
     """`async with ToolPool({"name": file}, limits) as pool: await pool.call("name", "argument")`."""
 
-    def __init__(self, tools: Mapping[str, Path], limits: ToolLimits) -> None:
+    def __init__(
+        self, tools: Mapping[str, Path], limits: ToolLimits, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables` are added to the workers' environment: where a tool finds its data."""
         self._tools = dict(tools)
+        self._variables = dict(variables or {})
         self._limits = limits
         self._free = anyio.Semaphore(limits.workers, fast_acquire=True)
         self._places: deque[ToolProcess | None] = deque([None] * limits.workers)
@@ -127,7 +131,7 @@ class ToolPool:
         if not self._open:
             raise EnvError("the tool pool is not open: call tools inside `async with environment.running()`")
         self._reap()
-        worker = ToolProcess(self._tools, self._limits.memory_bytes, self._limits.output_bytes)
+        worker = ToolProcess(self._tools, self._variables, self._limits.memory_bytes, self._limits.output_bytes)
         self._alive.add(worker)
         return worker
 

@@ -30,7 +30,9 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 
 class ToolProcess:
-    def __init__(self, tools: Mapping[str, Path], memory_bytes: int, output_bytes: int) -> None:
+    def __init__(
+        self, tools: Mapping[str, Path], variables: Mapping[str, str], memory_bytes: int, output_bytes: int
+    ) -> None:
         """Start the process; it can be called once `ready` has returned. EnvError if it cannot be forked."""
         self._output_bytes = output_bytes
         self._closed = False
@@ -43,7 +45,7 @@ class ToolProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=keep | {"LC_ALL": "C.UTF-8"},  # no tokens, no secrets of the run
+                env=keep | {"LC_ALL": "C.UTF-8"} | dict(variables),  # no tokens, no secrets of the run
                 start_new_session=True,
                 bufsize=0,
             )
