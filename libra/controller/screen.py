@@ -109,7 +109,7 @@ class Screen:
         view.elapsed_s = now
         view.eta_s = self._eta(now)
         if phase == "evaluating":
-            done, total = core.evaluation_progress
+            done, total = core.evaluation.progress
             view.progress, view.label = done / max(1, total), f"{done}/{total} held-out tasks"
         elif phase in ("training", "stopping"):
             view.progress, view.label = 0.0, ""

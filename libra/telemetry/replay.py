@@ -43,6 +43,8 @@ ANSWERED_BY: dict[type[c.Command], tuple[type[e.Answer], ...]] = {
     c.OfferShare: (e.ShareOffered, e.ShareLost, e.RoundRefused),
     c.FetchShare: (e.ShareHeld, e.ShareLost),
     c.CloseStep: (e.StepDone,),
+    c.SaveCheckpoint: (e.CheckpointSaved, e.CheckpointFailed),
+    c.LoadCheckpoint: (e.CheckpointLoaded,),
     c.SetTimer: (e.TimerFired,),
 }
 """Which events may answer which command. Those that name ranks are answered once by each of them."""
@@ -82,6 +84,8 @@ class Answers:
                 case c.FormGroup(members=ranks):
                     self._owed[command.seq] = set(ranks)
                 case c.WarmStart(ranks=ranks) | c.InstallWeights(ranks=ranks) | c.CloseStep(ranks=ranks):
+                    self._owed[command.seq] = set(ranks)
+                case c.LoadCheckpoint(ranks=ranks):
                     self._owed[command.seq] = set(ranks)
                 case c.Round(ranks=ranks) | c.Accumulate(ranks=ranks):
                     self._owed[command.seq] = set(ranks)

@@ -1,0 +1,107 @@
+"""When a checkpoint is taken, which ones are kept, and which is the best.
+
+    a batch is consumed ──(due)──> SaveCheckpoint ──> CheckpointSaved ──> KeepCheckpoints(newest N, best, awaited)
+                                         └──> CheckpointFailed, or silence: reported; the run goes on
+    an evaluation is over ──> its checkpoint may be the best ──> KeepCheckpoints
+
+One is under way at a time; one that would be due meanwhile is left out. The command lies between two steps, so what core
+ranks copy is what the core saved. The run waits for a checkpoint in two places only: before its first batch, and at its end.
+"""
+
+from libra.config.schema import CheckpointConfig
+from libra.core.commands import Evaluated, KeepCheckpoints, SaveCheckpoint
+from libra.core.events import CheckpointFailed, CheckpointSaved
+from libra.core.outbox import Outbox
+from libra.core.saved import Best, SavedCore
+
+ANSWER_MARGIN_S = 5.0
+"""Who writes gives up at `deadline.checkpoint_s`; without any answer so much later nobody waits any more."""
+
+
+class Checkpoints:
+    def __init__(self, config: CheckpointConfig, out: Outbox, deadline_s: float, ranks: tuple[int, ...]) -> None:
+        self.config = config
+        self.out = out
+        self.steps: list[int] = []
+        """Those that are whole, ascending."""
+        self.best: Best | None = None
+        self._deadline_s = deadline_s
+        self._ranks = ranks
+        self._seq = 0
+        """The `SaveCheckpoint` under way; 0 when none."""
+        self._ordered = 0
+        """The step of the last one that was ordered."""
+        self._judged: int | None = None
+        """The step whose evaluation is under way: its checkpoint is kept until it is known what it is worth."""
+
+    def restore(self, saved: SavedCore) -> None:
+        self.steps, self.best, self._ordered = list(saved.checkpoints), saved.best, saved.step
+
+    # --- saving
+
+    def boundary(self, step: int, version: int, wanted: bool) -> None:
+        """`step` batches are consumed. `wanted`: one is due for other reasons than the count's."""
+        if self.config.every and (wanted or step % self.config.every == 0) and step > self._ordered:
+            if self._seq:
+                self.out.report("warning", f"no checkpoint at step {step}: that of {self._ordered} is still being written")
+            else:
+                self._order(step, version)
+
+    def settled(self, step: int, version: int) -> bool:
+        """Whether the run may end after `step` batches: it is saved as it is, or that has failed. Orders what is missing."""
+        if not self._seq and self.config.every and step > self._ordered:
+            self._order(step, version)
+        return not self._seq
+
+    def _order(self, step: int, version: int) -> None:
+        self._ordered = step
+        seq = self._seq = self.out.put(SaveCheckpoint(self.out.next_seq(), step, version, self._ranks))
+        limit_s = self._deadline_s + ANSWER_MARGIN_S
+
+        def silent() -> None:
+            if self._seq == seq:
+                self._failed(f"not written within {limit_s:g} s")
+
+        self.out.after(limit_s, silent)
+
+    def saved(self, e: CheckpointSaved) -> None:
+        if e.cmd != self._seq:
+            return
+        self._seq = 0
+        self.steps.append(self._ordered)
+        self.out.report(
+            "info",
+            f"checkpoint {self._ordered}: {e.bytes / 1e6:,.1f} MB in {e.seconds:.2f} s, the trainer stood for {e.copy_s:.3f} s",
+        )
+        self._keep()
+
+    def failed(self, e: CheckpointFailed) -> None:
+        if e.cmd == self._seq:
+            self._failed(e.reason)
+
+    def _failed(self, reason: str) -> None:
+        self._seq = 0
+        self.out.report("warning", f"checkpoint {self._ordered} was not saved, the run goes on: {reason}")
+
+    # --- keeping
+
+    def judging(self, step: int | None) -> None:
+        """An evaluation of the weights after `step` batches has begun; None: it is over, and worth nothing."""
+        self._judged = step
+
+    def evaluated(self, e: Evaluated) -> None:
+        """The weights after `e.batch` batches are worth `e.reward`, if all tasks have ended: a part says little."""
+        self._judged = None
+        known = e.batch in self.steps or (bool(self._seq) and e.batch == self._ordered)
+        if known and not e.failed and (self.best is None or e.reward > self.best.reward):
+            self.best = Best(e.batch, e.reward)
+            self.out.report("info", f"checkpoint {e.batch} is the best so far: held-out reward {e.reward:.3f}")
+        self._keep()
+
+    def _keep(self) -> None:
+        best = self.best.step if self.best is not None else 0
+        kept = [s for s in self.steps if s in self.steps[-self.config.keep :] or s in (best, self._judged)]
+        if self.config.every and self.steps:
+            reward = self.best.reward if self.best is not None else 0.0
+            self.out.put(KeepCheckpoints(self.out.next_seq(), tuple(kept), best, reward))
+        self.steps = kept
