@@ -4,7 +4,8 @@
                                                                  step-000120/ ──> .step-000120.gone/ ──> removed
 
 Invariant: a directory `step-N` is whole, unless the disk itself lost something: `whole` then finds that sizes do not fit, and
-`verify` that bytes do not. What begins with a dot is nobody's: a later save removes it. Controller and command line call this.
+`verify` that bytes do not. What begins with a dot is nobody's: the next resume removes it. Called by controller
+and command line.
 """
 
 import os
@@ -133,13 +134,18 @@ def best(run_dir: Path) -> Best | None:
 # --- written by the controller
 
 
-def begin(run_dir: Path, step: int) -> Path:
-    """A fresh directory to write checkpoint `step` into; what earlier writers left half done is removed."""
+def tidy(run_dir: Path) -> None:
+    """Remove what a controller that was killed left half done."""
     parent = run_dir / DIRECTORY
-    parent.mkdir(exist_ok=True)
-    for left in [p for p in parent.iterdir() if _LEFT.match(p.name)]:
+    for left in [p for p in parent.iterdir() if _LEFT.match(p.name)] if parent.is_dir() else ():
         shutil.rmtree(left) if left.is_dir() else left.unlink()
-    partial = parent / f".step-{step:06d}.partial"
+
+
+def begin(run_dir: Path, step: int) -> Path:
+    """A fresh directory to write checkpoint `step` into."""
+    partial = run_dir / DIRECTORY / f".step-{step:06d}.partial"
+    if partial.exists():
+        shutil.rmtree(partial)
     for file in (WEIGHTS, MOMENTS[0]):
         (partial / file).parent.mkdir(parents=True)
     return partial

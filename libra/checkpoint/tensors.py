@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from libra.errors import CheckpointError
@@ -38,9 +38,7 @@ class Piece(NamedTuple):
 class TensorFile:
     """The layout of one file: tensors of one type, in order. `notes` are texts beside them."""
 
-    def __init__(
-        self, shapes: Mapping[str, Sequence[int]], dtype: str, notes: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: str, notes: Mapping[str, str] | None = None) -> None:
         name, self.itemsize = TYPES[dtype]
         self.dtype = dtype
         self.shapes = {n: tuple(s) for n, s in shapes.items()}
@@ -73,7 +71,7 @@ class TensorFile:
         try:
             with path.open("rb") as f:
                 (n,) = _LENGTH.unpack(f.read(_LENGTH.size))
-                header = json.loads(f.read(n)) if n <= HEADER_BYTES else None
+                header: dict[str, Any] = json.loads(f.read(min(n, HEADER_BYTES)))
                 size = os.fstat(f.fileno()).st_size
             notes = header.pop("__metadata__", {})
             types = {entry["dtype"] for entry in header.values()}

@@ -60,6 +60,10 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli.orders import order
 
             return order(command)
+        case arguments.Show():
+            from libra.cli.show import show
+
+            return show(command)
         case arguments.Replay():
             from libra.cli.replay import replay
 

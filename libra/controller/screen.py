@@ -60,13 +60,23 @@ class Screen:
                 self._consumed_at.append(now)
                 for straggler in self.tally.paths.latest:
                     self._metrics.straggler(now, straggler)
-            case c.Evaluated(kind=kind, tasks=tasks, failed=failed, reward=reward, version=version):
-                when = "before" if kind == "eval_start" else "after"
+            case c.Evaluated(kind=kind, tasks=tasks, failed=failed, reward=reward, version=version, batch=batch):
+                when = {"eval_start": "before training", "eval_end": "after training"}.get(kind, f"after batch {batch}")
+                if command.newest > version:
+                    when += f" (sampled by versions up to {command.newest})"
                 lost = f", {failed} failed" if failed else ""
                 self.report(
                     "info",
-                    f"held-out {when} training: reward {reward:.3f} on {tasks} tasks{lost}, version {version}",
+                    f"held-out {when}: reward {reward:.3f} on {tasks} tasks{lost}, version {version}",
                 )
+
+    def saved(self, now: float, step: int, n_bytes: int, copy_s: float, seconds: float) -> None:
+        """A checkpoint; the core itself reports it."""
+        self._metrics.checkpoint(now, step, n_bytes, copy_s, seconds)
+
+    def resumed(self, now: float, step: int, version: int, incarnation: str) -> None:
+        self._metrics.resume(now, step, version, incarnation)
+        self.report("info", f"the run goes on from checkpoint {step}, version {version}")
 
     def engine_stats(self, engine: int, stats: m.EngineStats) -> None:
         self._stats[engine] = stats
@@ -112,7 +122,8 @@ class Screen:
             done, total = core.evaluation.progress
             view.progress, view.label = done / max(1, total), f"{done}/{total} held-out tasks"
         elif phase in ("training", "stopping"):
-            view.progress, view.label = 0.0, ""
+            done, total = core.evaluation.progress
+            view.progress, view.label = 0.0, f"{done}/{total} held-out tasks" if total else ""
         view.epoch, view.moves = core.fleet.epoch, tally.moves
         view.roles = [_role(core, rank) for rank in core.fleet.ranks]
         view.engines = [self._engine_row(core, id) for id in core.fleet.engines]
@@ -135,7 +146,7 @@ class Screen:
         if len(recent) < 2:
             return None
         per_batch = (recent[-1] - recent[0]) / (len(recent) - 1)
-        return max(0.0, (self._config.run.steps - len(self._consumed_at)) * per_batch - (now - recent[-1]))
+        return max(0.0, (self._config.run.steps - len(self.tally.rewards)) * per_batch - (now - recent[-1]))
 
     def _gauges(self, core: Core) -> Gauges:
         view = self.view

@@ -43,7 +43,9 @@ class Checkpoints:
         """`step` batches are consumed. `wanted`: one is due for other reasons than the count's."""
         if self.config.every and (wanted or step % self.config.every == 0) and step > self._ordered:
             if self._seq:
-                self.out.report("warning", f"no checkpoint at step {step}: that of {self._ordered} is still being written")
+                self.out.report(
+                    "warning", f"no checkpoint at step {step}: that of {self._ordered} is still being written"
+                )
             else:
                 self._order(step, version)
 

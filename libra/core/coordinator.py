@@ -112,9 +112,7 @@ class Core:
         self.allocation = Allocation(config, self.fleet, _most_tokens(config))
         self.elastic = Elastic(config, self.fleet, self.out, self.handover, self.allocation)
         self.evaluation = Evaluation(config.eval, self.out, self.rollout, self._evaluated)
-        self.checkpoints = Checkpoints(
-            config.checkpoint, self.out, config.deadline.checkpoint_s, self.fleet.trainers
-        )
+        self.checkpoints = Checkpoints(config.checkpoint, self.out, config.deadline.checkpoint_s, self.fleet.trainers)
         self._to_evaluate: tuple[int, int] | None = None
         """(batches, version) after which an evaluation beside training is due, as soon as that is published."""
         self._stopping = ""

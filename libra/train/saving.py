@@ -1,6 +1,6 @@
 """A core rank's part of a checkpoint: its pieces of weights and moments, copied at once and written beside its work.
 
-    Save ──> copy into host buffers (the trainer stands still for this) ──> a thread: write in place, sync ──> Saved │ SaveFailed
+    Save ──> copy to the host (the trainer stands still for this) ──> a thread: write in place, sync ──> Saved │ SaveFailed
     Load ──> read this rank's ranges ──> weights and moments as they were
 
 No collective: every offset follows from names and shapes (`libra.checkpoint.tensors`), so a core of another size reads the same
@@ -73,7 +73,7 @@ class Saving:
             parts: list[FilePart] = []
             for (name, file), buffers in zip(files.items(), self._buffers, strict=True):
                 pieces = [
-                    Piece(r.name, r.start, memoryview(b.view(torch.uint8).numpy()))
+                    Piece(r.name, r.start, b.view(torch.uint8).numpy().data)
                     for r, b in zip(self._sharded.ranges(), buffers, strict=True)
                 ]
                 parts.append(file.write(root / name, root, pieces, with_header=self._sharded.index == 0))
