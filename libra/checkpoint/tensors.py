@@ -100,7 +100,8 @@ class TensorFile:
             for at, data in placed:
                 _write_all(fd, at, data)
                 crc = crc32(data, crc)
-                spans.append((at, at + len(data)))
+                first = spans.pop()[0] if spans and spans[-1][1] == at else at
+                spans.append((first, at + len(data)))
             os.fsync(fd)
         finally:
             os.close(fd)

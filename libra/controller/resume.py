@@ -61,9 +61,9 @@ def resolve(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Resolved, Res
     before, config = load(file), load(file, overrides)
     tables, wanted = msgspec.to_builtins(before), msgspec.to_builtins(config)
     problems = [
-        f"{'.'.join(keys)}: got {_at(wanted, keys)!r}, expected {_at(tables, keys)!r} as it was: {why}; start a new run"
+        f"{name}: got {got!r}, expected {was!r}, as the run has it: {why}; start a new run for that"
         for keys, why in FIXED.items()
-        if _at(wanted, keys) != _at(tables, keys)
+        for name, got, was in _differences(".".join(keys), _at(wanted, keys), _at(tables, keys))
     ]
     if problems:
         raise PreflightError(problems)
@@ -116,6 +116,14 @@ def _must_be_over(run_dir: Path) -> None:
                 f" there, or remove {run_dir / 'pid'} if it does not"
             ]
         )
+
+
+def _differences(name: str, got: Any, was: Any) -> list[tuple[str, Any, Any]]:
+    """(dotted name, value got, value before) of each leaf that is another one."""
+    if isinstance(got, dict) and isinstance(was, dict):
+        keys = dict.fromkeys([*was, *got])
+        return [d for key in keys for d in _differences(f"{name}.{key}", got.get(key), was.get(key))]
+    return [] if got == was else [(name, got, was)]
 
 
 def _at(tables: Any, keys: tuple[str, ...]) -> Any:

@@ -76,6 +76,7 @@ class Screen:
 
     def resumed(self, now: float, step: int, version: int, incarnation: str) -> None:
         self._metrics.resume(now, step, version, incarnation)
+        self.view.resumed_at = step
         self.report("info", f"the run goes on from checkpoint {step}, version {version}")
 
     def engine_stats(self, engine: int, stats: m.EngineStats) -> None:

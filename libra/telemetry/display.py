@@ -50,6 +50,8 @@ class RunView(Struct, kw_only=True):
     seed: int
     steps: int
     """Batches to consume."""
+    resumed_at: int = 0
+    """Steps that were done before this run went on."""
     phase: Phase = "starting"
     progress: float = 0.0
     """Of the phase, 0 to 1. Training shows its steps instead."""
@@ -178,7 +180,7 @@ class PlainDisplay(Display):
         if view.roles != self._roles and view.phase != "starting":
             self._roles = list(view.roles)
             self._line(f"ranks {', '.join(roles_line(view.roles))}  epoch {view.epoch}")
-        for step in range(self._step + 1, view.step + 1):
+        for step in range(max(self._step, view.resumed_at) + 1, view.step + 1):
             rewards = view.rewards[:step]
             self._line(
                 f"step {step}/{view.steps}  reward {number(rewards[-1:])}  mean of {WINDOW} {number(rewards[-WINDOW:])}"

@@ -7,7 +7,7 @@ hello that shows the run's token and incarnation; the controller closes a link w
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from libra.wire.base import Message
 from libra.wire.saving import FilePart, Load, Loaded, Save, Saved, SaveFailed
@@ -246,7 +246,7 @@ class RunRound(Message, frozen=True, tag=True):
     cmd: int
     index: int
     samples: list[Sample]
-    counts: list[list[Counts]] = []
+    counts: list[list[Counts]] = field(default_factory=list)
 
 
 class Close(Message, frozen=True, tag=True):
@@ -272,7 +272,7 @@ class Accumulate(Message, frozen=True, tag=True):
     version: int
     loss_tokens: int
     samples: list[Sample]
-    counts: list[list[Counts]] = []
+    counts: list[list[Counts]] = field(default_factory=list)
 
 
 class OfferShare(Message, frozen=True, tag=True):
