@@ -116,7 +116,7 @@ class TranscriptWriter:
         """Append it."""
         body = self._encoder.encode(transcript)
         record = _LENGTH.pack(len(body)) + body
-        if len(record) > self._file_bytes:
+        if self._failed or len(record) > self._file_bytes:
             return
         try:
             if self._fd < 0 or self._size + len(record) > self._file_bytes:
