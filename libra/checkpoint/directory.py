@@ -11,6 +11,7 @@ and command line.
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -171,16 +172,18 @@ def commit(partial: Path, manifest: Manifest) -> None:
     _sync(partial.parent)
 
 
-def keep(run_dir: Path, kept: tuple[int, ...], best: Best | None) -> None:
-    """Remove all but these, and note which is the best."""
-    parent = run_dir / DIRECTORY
-    if best is not None:
-        fresh = parent / f".{BEST}.{os.getpid()}"
-        write_through(fresh, msgspec.json.encode(best) + b"\n")
-        fresh.replace(parent / BEST)
-    for step in steps(run_dir):
-        if step not in kept:
-            _remove(path_of(run_dir, step))
+def drop(run_dir: Path, dropped: Sequence[int]) -> None:
+    """Remove these."""
+    for step in dropped:
+        if (path := path_of(run_dir, step)).exists():
+            _remove(path)
+
+
+def note_best(run_dir: Path, best: Best) -> None:
+    """Write down which is the best."""
+    fresh = run_dir / DIRECTORY / f".{BEST}.{os.getpid()}"
+    write_through(fresh, msgspec.json.encode(best) + b"\n")
+    fresh.replace(run_dir / DIRECTORY / BEST)
 
 
 def require_room(directory: Path, n_bytes: int, min_free_bytes: int) -> None:

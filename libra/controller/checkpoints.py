@@ -3,7 +3,7 @@
     SaveCheckpoint ──> core and tally copied, Save to each core rank, in the order of its other orders
     every core rank has written its part ──> a thread: core.msgpack, checkpoint.json, rename ──> CheckpointSaved
     one of them could not, or the disk refuses ──> what there is of it is removed ──> CheckpointFailed
-    KeepCheckpoints ──> a thread removes the others
+    TidyCheckpoints ──> a thread removes what is not to be kept, and notes the best
 
 What is copied here is the state between two steps. Nothing waits but these threads; a run never ends by a disk.
 """
@@ -25,7 +25,6 @@ from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
 from libra.core.saved import Best, SavedCore
-from libra.errors import CheckpointError
 from libra.telemetry.version import code_version
 from libra.wire import messages as m
 
@@ -97,8 +96,8 @@ class Checkpoints:
         path = disk.path_of(self._run_dir, command.step)
         self._to_core(m.Load(command.seq, str(path), command.version))
 
-    def keep(self, command: c.KeepCheckpoints) -> None:
-        self._tasks.start_soon(self._keep, command)
+    def tidy(self, command: c.TidyCheckpoints) -> None:
+        self._tasks.start_soon(self._tidy, command)
 
     async def _commit(self, save: _Save) -> None:
         def write() -> int:
@@ -136,10 +135,14 @@ class Checkpoints:
             await anyio.to_thread.run_sync(lambda: shutil.rmtree(save.partial, ignore_errors=True))
         self._post(e.CheckpointFailed(self._clock(), save.command.seq, reason))
 
-    async def _keep(self, command: c.KeepCheckpoints) -> None:
-        best = Best(command.best, command.reward) if command.best else None
+    async def _tidy(self, command: c.TidyCheckpoints) -> None:
+        def work() -> None:
+            disk.drop(self._run_dir, command.steps)
+            if command.best:
+                disk.note_best(self._run_dir, Best(command.best, command.reward))
+
         try:
             async with self._disk:
-                await anyio.to_thread.run_sync(disk.keep, self._run_dir, command.steps, best)
-        except (OSError, CheckpointError) as x:
+                await anyio.to_thread.run_sync(work)
+        except OSError as x:
             self._screen.report("warning", f"checkpoints were not tidied up: {x}")

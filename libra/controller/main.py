@@ -95,6 +95,7 @@ class Controller:
                         tasks.start_soon(shell.control.run, private.path, run_dir)
                         if resumption is not None:
                             self._tell(resumption, screen, clock(), meeting.incarnation)
+                            shell.control.follower.rewards.extend(tally.rewards)
                         shell.runtime.post(e.RunStarted(clock() if resumption else 0.0))
                         announce(meeting, meeting_file())
                         await shell.finished.wait()

@@ -152,8 +152,8 @@ class Shell:
                 self.checkpoints.save(command)
             case c.LoadCheckpoint():
                 self.checkpoints.load(command)
-            case c.KeepCheckpoints():
-                self.checkpoints.keep(command)
+            case c.TidyCheckpoints():
+                self.checkpoints.tidy(command)
             case c.SetTimer(seq=seq, at=at):
                 self._tasks.start_soon(self._timer, seq, at)
             case c.BatchConsumed(batch=batch):

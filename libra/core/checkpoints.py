@@ -1,15 +1,16 @@
 """When a checkpoint is taken, which ones are kept, and which is the best.
 
-    a batch is consumed ──(due)──> SaveCheckpoint ──> CheckpointSaved ──> KeepCheckpoints(newest N, best, awaited)
+    a batch is consumed ──(due)──> SaveCheckpoint ──> CheckpointSaved ──> TidyCheckpoints: all go but the newest N, the best, and
+                                         │                                       one that is being evaluated
                                          └──> CheckpointFailed, or silence: reported; the run goes on
-    an evaluation is over ──> its checkpoint may be the best ──> KeepCheckpoints
+    an evaluation is over ──> its checkpoint may be the best ──> TidyCheckpoints
 
 One is under way at a time; one that would be due meanwhile is left out. The command lies between two steps, so what core
 ranks copy is what the core saved. The run waits for a checkpoint in two places only: before its first batch, and at its end.
 """
 
 from libra.config.schema import CheckpointConfig
-from libra.core.commands import Evaluated, KeepCheckpoints, SaveCheckpoint
+from libra.core.commands import Evaluated, SaveCheckpoint, TidyCheckpoints
 from libra.core.events import CheckpointFailed, CheckpointSaved
 from libra.core.outbox import Outbox
 from libra.core.saved import Best, SavedCore
@@ -25,6 +26,8 @@ class Checkpoints:
         self.steps: list[int] = []
         """Those that are whole, ascending."""
         self.best: Best | None = None
+        self._told: Best | None = None
+        """The best that the shell knows of."""
         self._deadline_s = deadline_s
         self._ranks = ranks
         self._seq = 0
@@ -35,7 +38,8 @@ class Checkpoints:
         """The step whose evaluation is under way: its checkpoint is kept until it is known what it is worth."""
 
     def restore(self, saved: SavedCore) -> None:
-        self.steps, self.best, self._ordered = list(saved.checkpoints), saved.best, saved.step
+        self.steps, self._ordered = list(saved.checkpoints), saved.step
+        self.best = self._told = saved.best
 
     # --- saving
 
@@ -103,7 +107,9 @@ class Checkpoints:
     def _keep(self) -> None:
         best = self.best.step if self.best is not None else 0
         kept = [s for s in self.steps if s in self.steps[-self.config.keep :] or s in (best, self._judged)]
-        if self.config.every and self.steps:
+        dropped = tuple(s for s in self.steps if s not in kept)
+        if dropped or self.best != self._told:
             reward = self.best.reward if self.best is not None else 0.0
-            self.out.put(KeepCheckpoints(self.out.next_seq(), tuple(kept), best, reward))
+            self.out.put(TidyCheckpoints(self.out.next_seq(), dropped, best, reward))
+            self._told = self.best
         self.steps = kept

@@ -292,8 +292,8 @@ class LoadCheckpoint(Command, frozen=True, tag=True, array_like=True):
     ranks: tuple[int, ...]
 
 
-class KeepCheckpoints(Command, frozen=True, tag=True, array_like=True):
-    """All checkpoints but `steps` may go. `best` (0: none yet) has the best held-out reward so far, `reward`."""
+class TidyCheckpoints(Command, frozen=True, tag=True, array_like=True):
+    """Checkpoints `steps` go. `best` (0: none yet) has the best held-out reward so far, `reward`."""
 
     steps: tuple[int, ...]
     best: int
@@ -330,7 +330,7 @@ AnyCommand = (
     | AnswerOrder
     | SaveCheckpoint
     | LoadCheckpoint
-    | KeepCheckpoints
+    | TidyCheckpoints
     | BatchConsumed
     | Evaluated
     | FinishRun

@@ -244,7 +244,7 @@ class Simulation:
                 self.finish = command
             case c.OpenStep() | c.Report() | c.BatchConsumed() | c.Evaluated() | c.MoveChanged() | c.AnswerOrder():
                 pass
-            case c.KeepCheckpoints():
+            case c.TidyCheckpoints():
                 pass
             case _:
                 raise TypeError(f"no way to carry out {type(command).__name__}")

@@ -222,6 +222,10 @@ def open_display(stream: TextIO | None = None) -> Display:
     return PlainDisplay(out)
 
 
+HELD_OUT_SHOWN = 6
+"""The last evaluations of a run that its summary shows to people."""
+
+
 def summary_rows(s: Summary) -> list[tuple[str, str]]:
     """The summary as people read it: (name, value)."""
     lengths = ", ".join(f"{turns} turns: {n}" for turns, n in s.dropped_by_length.items())
@@ -241,6 +245,16 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
         ("lag", f"max {_whole(s.lag_max)}, mean {number(s.lag_mean)}"),
         ("tail wait", f"{s.tail_wait_s:.1f} s"),
     ]
+    if s.evaluations:
+        points = ", ".join(f"{p.batch}: {p.reward:.3f}" for p in s.evaluations[-HELD_OUT_SHOWN:])
+        rows.append(("held-out, by batch", points if len(s.evaluations) <= HELD_OUT_SHOWN else f"... {points}"))
+    if s.checkpoints or s.checkpoints_failed:
+        failed = f", {s.checkpoints_failed} failed" if s.checkpoints_failed else ""
+        stood = f"{s.checkpoints} saved{failed}, the trainer stood for {s.checkpoint_copy_s:.2f} s"
+        best = f"; best is {s.best_checkpoint}, held-out {number(s.best_reward)}" if s.best_checkpoint else ""
+        rows.append(("checkpoints", stood + best))
+    if s.resumed:
+        rows.append(("resumed", f"{s.resumed} x, {s.cut_off} trajectories in flight began anew"))
     if s.turns_by_bucket:
         shares = ", ".join(f"{name} {n:,}" for name, n in s.turns_by_bucket.items())
         rows.append(("turns by bucket", f"{shares}; {s.bucket_moves:,} changed it, {s.engine_moves:,} the engine"))

@@ -244,12 +244,12 @@ class Tally:
                         self._to(trajectory, "training")
             case c.BatchConsumed():
                 self._consumed(command)
-            case c.Evaluated(kind="eval"):
-                x = command
-                self._points.append(HeldOutPoint(x.batch, x.version, x.newest, round(x.reward, 4), x.failed))
             case c.Evaluated(kind=kind, reward=reward):
                 self.heldout[kind] = reward
-            case c.KeepCheckpoints(best=best, reward=reward) if best:
+                if kind == "eval":
+                    x = command
+                    self._points.append(HeldOutPoint(x.batch, x.version, x.newest, round(reward, 4), x.failed))
+            case c.TidyCheckpoints(best=best, reward=reward) if best:
                 self._best = best, reward
             case c.MoveChanged():
                 self._moved(command)

@@ -134,10 +134,11 @@ def test_a_damaged_one_is_replaced_by_the_next_of_its_step(tmp_path: Path) -> No
     assert disk.whole(make(tmp_path, 3)).step == 3
 
 
-def test_only_those_that_are_to_be_kept_stay_and_the_best_is_noted(tmp_path: Path) -> None:
+def test_what_is_dropped_is_gone_and_the_best_is_noted(tmp_path: Path) -> None:
     for step in (3, 6, 9, 12):
         make(tmp_path, step)
-    disk.keep(tmp_path, (3, 12), Best(3, 0.75))
+    disk.drop(tmp_path, (6, 9, 99))
+    disk.note_best(tmp_path, Best(3, 0.75))
     assert disk.steps(tmp_path) == [3, 12]
     assert disk.best(tmp_path) == Best(3, 0.75)
     assert sorted(p.name for p in (tmp_path / disk.DIRECTORY).iterdir()) == ["best.json", "step-000003", "step-000012"]

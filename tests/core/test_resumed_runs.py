@@ -127,7 +127,7 @@ def test_saves_that_fail_are_told_and_end_nothing(seed: int) -> None:
     assert shell.end.ok
     told = [x for x in all_of(shell, c.Report) if "was not saved" in x.what]
     assert len(told) == len(all_of(shell, c.SaveCheckpoint)) > 3
-    assert not all_of(shell, c.KeepCheckpoints)
+    assert not all_of(shell, c.TidyCheckpoints)
 
 
 class Silent(VirtualShell):
@@ -158,7 +158,8 @@ def test_the_newest_two_and_the_best_are_kept() -> None:
     assert best == Best(min(b for b, r in points.items() if r == best.reward and b >= 1), best.reward)
     saved = [x.step for x in all_of(shell, c.SaveCheckpoint)]
     assert set(steps) == {*saved[-2:], best.step}
-    assert all_of(shell, c.KeepCheckpoints)[-1].steps == tuple(steps)
+    dropped = [step for x in all_of(shell, c.TidyCheckpoints) for step in x.steps]
+    assert sorted([*dropped, *steps]) == saved, "each one is kept or dropped, once"
 
 
 def test_a_checkpoint_is_kept_while_its_evaluation_lasts() -> None:
@@ -170,8 +171,8 @@ def test_a_checkpoint_is_kept_while_its_evaluation_lasts() -> None:
     def watched(event: e.AnyEvent) -> list[c.Command]:
         commands = handle(event)
         for command in commands:
-            if isinstance(command, c.KeepCheckpoints) and shell.core.evaluation.kind == "eval":
-                kept.append(command.steps)
+            if isinstance(command, c.TidyCheckpoints) and shell.core.evaluation.kind == "eval":
+                kept.append(tuple(shell.core.checkpoints.steps))
                 judged.append(shell.core.evaluation._batch)
         return commands
 
