@@ -1,7 +1,7 @@
 """When a checkpoint is taken, which ones are kept, and which is the best.
 
-    a batch is consumed ──(due)──> SaveCheckpoint ──> CheckpointSaved ──> TidyCheckpoints: all go but the newest N, the best, and
-                                         │                                       one that is being evaluated
+    a batch is consumed ──(due)──> SaveCheckpoint ──> CheckpointSaved ──> TidyCheckpoints: all but the newest N, the best,
+                                         │                                and one that is being evaluated, go
                                          └──> CheckpointFailed, or silence: reported; the run goes on
     an evaluation is over ──> its checkpoint may be the best ──> TidyCheckpoints
 
@@ -34,6 +34,8 @@ class Checkpoints:
         """The `SaveCheckpoint` under way; 0 when none."""
         self._ordered = 0
         """The step of the last one that was ordered."""
+        self._worth: Best | None = None
+        """What the newest evaluation found, until its checkpoint is whole."""
         self._judged: int | None = None
         """The step whose evaluation is under way: its checkpoint is kept until it is known what it is worth."""
 
@@ -91,20 +93,28 @@ class Checkpoints:
 
     # --- keeping
 
-    def judging(self, step: int | None) -> None:
-        """An evaluation of the weights after `step` batches has begun; None: it is over, and worth nothing."""
+    def judging(self, step: int) -> None:
+        """An evaluation of the weights after `step` batches has begun."""
         self._judged = step
 
     def evaluated(self, e: Evaluated) -> None:
         """The weights after `e.batch` batches are worth `e.reward`, if all tasks have ended: a part says little."""
         self._judged = None
-        known = e.batch in self.steps or (bool(self._seq) and e.batch == self._ordered)
-        if known and not e.failed and (self.best is None or e.reward > self.best.reward):
-            self.best = Best(e.batch, e.reward)
-            self.out.report("info", f"checkpoint {e.batch} is the best so far: held-out reward {e.reward:.3f}")
+        self._worth = None if e.failed else Best(e.batch, e.reward)
         self._keep()
 
+    def _judge(self) -> None:
+        """The newest evaluation makes a best one of its checkpoint, as soon as that is whole."""
+        worth = self._worth
+        if worth is None or worth.step not in self.steps:
+            return
+        self._worth = None
+        if self.best is None or worth.reward > self.best.reward:
+            self.best = worth
+            self.out.report("info", f"checkpoint {worth.step} is the best so far: held-out reward {worth.reward:.3f}")
+
     def _keep(self) -> None:
+        self._judge()
         best = self.best.step if self.best is not None else 0
         kept = [s for s in self.steps if s in self.steps[-self.config.keep :] or s in (best, self._judged)]
         dropped = tuple(s for s in self.steps if s not in kept)
