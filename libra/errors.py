@@ -11,6 +11,7 @@
     │   └── RefusedError       a gradient replica cannot take this order now; it goes on
     ├── WeightsError       a pull of weights failed
     │   └── Superseded         the version asked for was overwritten while it was read
+    ├── CheckpointError    a checkpoint cannot be written, or is not whole, or of another format
     ├── EnvError           an environment's infrastructure failed (never a wrong answer)
     └── CoreError          an event that contradicts the core's state: a fault of ours
 
@@ -70,6 +71,10 @@ class WeightsError(LibraError):
 
 class Superseded(WeightsError):
     """The version asked for was overwritten by a newer one while it was being read."""
+
+
+class CheckpointError(LibraError):
+    """A checkpoint cannot be written or read; says which file, and what is wrong with it."""
 
 
 class EnvError(LibraError):

@@ -24,21 +24,28 @@ def main() -> int:
 
         return supervise(rank, DeadlineConfig().find_controller_s)
     from libra.cli.arguments import parse_run
+    from libra.cli.resuming import config_of, to_resume
     from libra.config import preflight
     from libra.config.rundir import claim, resolve
+    from libra.controller import resume
     from libra.controller.main import main as control
     from libra.sim.plan import plan
     from libra.telemetry import tree_file
 
     args = parse_run(sys.argv[1:])
     try:
-        resolved = resolve(args.config, args.all_overrides())
-        preflight.check(resolved.config, world_size, source=args.config)
+        run_dir = to_resume(args)
+        resumption, learned = None, None
+        if run_dir is not None:
+            resolved, resumption = resume.resolve(run_dir, args.all_overrides())
+        else:
+            resolved = resolve(config_of(args), args.all_overrides())
+            learned = tree_file.start(resolved.config)
+        preflight.check(resolved.config, world_size, source=args.config or str(run_dir))
         if resolved.config.emulated:
             plan(resolved.config)
-        learned = tree_file.start(resolved.config)
-        claim(resolved)
-        return control(resolved.config, resolved.run_dir, learned)
+        (claim if resumption is None else resume.claim)(resolved)
+        return control(resolved.config, resolved.run_dir, learned, resumption)
     except (ConfigError, PreflightError) as e:
         print(f"libra: {e}", file=sys.stderr)
         return 2

@@ -23,16 +23,21 @@ DESCRIPTION = (
     "Exit codes: 0 done, 1 failed or refused, 2 bad input, 3 no such run or not running, 130 Ctrl-C."
 )
 _Config = Annotated[Positional[str], arg(metavar="CONFIG")]
+_LiveConfig = Annotated[Positional[str | None], arg(metavar="[CONFIG]")]
 _Run = Annotated[Positional[str], arg(metavar="RUN")]
 _LiveRun = Annotated[Positional[str | None], arg(metavar="[RUN]")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Start a run. Any value of the file can be set as well: --trainer.lr 1e-4 --bucket.0.engines 1."""
+    """Start a run, or go on with one. Any value of the file can be set as well: --trainer.lr 1e-4 --bucket.0.engines 1."""
 
-    config: _Config
-    """The TOML file."""
+    config: _LiveConfig = None
+    """The TOML file; a run that is resumed has its own."""
+    resume: Annotated[str | None, arg(metavar="RUN")] = None
+    """Go on with this run (a name under ./runs, or a path) from its newest checkpoint, in its own directory."""
+    restarts: Annotated[int, arg(metavar="N")] = 0
+    """How often the run may go on by itself, from its newest checkpoint, after a process of it has died."""
     name: Annotated[str | None, arg(metavar="N")] = None
     """Name of the run: it lands in runs/N, which must not exist. Without it, the file's name, made free with -2, -3, ..."""
     seed: Annotated[int | None, arg(metavar="S")] = None
@@ -199,6 +204,20 @@ class Undo:
 
 
 @dataclasses.dataclass(frozen=True)
+class Show:
+    """Print a trajectory as a person reads it: turns, tool calls, returns, reward, versions, and where it ran."""
+
+    run: _Run
+    """A name under ./runs, or a path."""
+    trajectory: Annotated[int | None, arg(metavar="ID")] = None
+    """This one; `libra replay RUN --decisions` and the metrics tell numbers."""
+    group: Annotated[int | None, arg(metavar="G")] = None
+    """All samples of this group, side by side."""
+    json: bool = False
+    """JSON, for programs: token ids instead of text."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Replay:
     """Feed a run's journal to a fresh core: it must give the same commands, and can say why it gave them."""
 
@@ -293,6 +312,7 @@ _Command = (
     | Annotated[Raise, subcommand("raise")]
     | Annotated[Cancel, subcommand("cancel")]
     | Annotated[Undo, subcommand("undo")]
+    | Annotated[Show, subcommand("show")]
     | Annotated[Replay, subcommand("replay")]
     | Annotated[Simulate, subcommand("simulate")]
     | Annotated[Compare, subcommand("compare")]
@@ -303,7 +323,7 @@ _STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
 
 
 AnOrder = Allocate | Hold | Pause | Resume | Drain | Raise | Cancel | Undo
-Parsed = Run | List | Stop | Status | Watch | AnOrder | Replay | Simulate | Compare | Cost
+Parsed = Run | List | Stop | Status | Watch | AnOrder | Show | Replay | Simulate | Compare | Cost
 
 
 def parse(argv: Sequence[str]) -> Parsed:

@@ -56,6 +56,10 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli.watch import watch
 
             return watch(command)
+        case arguments.Show():
+            from libra.cli.show import show
+
+            return show(command)
         case arguments.Replay():
             from libra.cli.replay import replay
 

@@ -29,7 +29,8 @@ def replay(args: Replay) -> int:
     if args.json:
         print(msgspec.json.encode({"kind": "replay", **structs.asdict(report)}).decode())
     else:
-        print(f"{run_dir.name}: {report.events} events, {report.commands} commands in {report.seconds:.2f} s")
+        parts = f" in {report.segments} segments" if report.segments > 1 else ""
+        print(f"{run_dir.name}: {report.events} events, {report.commands} commands{parts}, {report.seconds:.2f} s")
         for note in report.notes:
             print(f"  note: {note}")
     if report.ok:

@@ -1,6 +1,7 @@
 """`libra run`: check everything, then be torchrun for one controller and the devices, in this process.
 
-    libra run --> resolve, preflight --> torchrun (here) --> rank 0 controller, ranks 1.. supervisors (their own sessions)
+    libra run --> resolve (a file, or the run that --resume names), preflight
+              --> torchrun (here) --> rank 0 controller, ranks 1.. supervisors (their own sessions)
 
 What rank 0 needs travels as libra.launch's own arguments and LIBRA_RUN_DIR. torchrun passes a first Ctrl-C on as SIGINT, a
 second as SIGTERM, and kills after its time-out; whatever is left when it returns, we kill. No traceback of torchrun's
@@ -17,9 +18,12 @@ import time
 from pathlib import Path
 
 from libra.cli.arguments import Run
+from libra.cli.resuming import config_of, to_resume
 from libra.cli.runs import why_it_ended
 from libra.config import Config, dump, preflight
 from libra.config.rundir import LOG_DIRECTORY, RUN_DIR_ENV, Resolved, resolve
+from libra.controller import resume
+from libra.core.checkpoints import ANSWER_MARGIN_S
 from libra.errors import PreflightError
 from libra.sim.plan import plan
 from libra.telemetry import tree_file
@@ -35,26 +39,37 @@ POLL_S = 0.02
 def run(args: Run) -> int:
     """Start the run and wait for its end. Returns the exit code."""
     overrides = args.all_overrides()
-    resolved = resolve(args.config, overrides)
-    preflight.check(resolved.config, source=args.config)
+    run_dir = to_resume(args)
+    if run_dir is not None:
+        resolved, resumption = resume.resolve(run_dir, overrides)
+        what = ["--resume", str(resolved.run_dir)]
+        said = f"resuming run {resolved.run_dir.name} from {resumption.path.name}"
+    else:
+        resolved = resolve(config_of(args), overrides)
+        tree_file.start(resolved.config)  # can it be read?
+        what = [str(Path(config_of(args)).absolute())]
+        said = f"run {resolved.config.run.name}"
+    preflight.check(resolved.config, source=args.config or str(run_dir))
     if resolved.config.emulated:
         plan(resolved.config)
-    tree_file.start(resolved.config)  # can it be read?
     if args.dry_run:
         print(dump(resolved.config), end="")
         return 0
-    print(f"run {resolved.config.run.name} in {_nearby(resolved.run_dir)}", flush=True)
+    print(f"{said} in {_nearby(resolved.run_dir)}", flush=True)
     os.environ[RUN_DIR_ENV] = str(resolved.run_dir)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the default, a thread a core in every process, is 2x to 8x slower
-    return _torchrun(resolved, [str(Path(args.config).absolute()), *overrides])
+    return _torchrun(resolved, [*what, *overrides], args.restarts)
 
 
 def shutdown_timeout_s(config: Config) -> int:
-    """Seconds from Ctrl-C to SIGKILL: an open step may run into `stalled_s`, then all roles have `stop_s`, then killing."""
-    return math.ceil(config.deadline.stalled_s + 2 * config.deadline.stop_s + STOP_MARGIN_S)
+    """Seconds from Ctrl-C to SIGKILL: an open step may run into `stalled_s`, a checkpoint that is being written and that of
+    the end have `checkpoint_s` each, then all roles have `stop_s`, then killing."""
+    deadline = config.deadline
+    saving_s = 2 * (deadline.checkpoint_s + ANSWER_MARGIN_S) if config.checkpoint.every else 0.0
+    return math.ceil(deadline.stalled_s + saving_s + 2 * deadline.stop_s + STOP_MARGIN_S)
 
 
-def _torchrun(resolved: Resolved, launch_args: list[str]) -> int:
+def _torchrun(resolved: Resolved, launch_args: list[str], restarts: int) -> int:
     try:
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -63,7 +78,7 @@ def _torchrun(resolved: Resolved, launch_args: list[str]) -> int:
         raise PreflightError([f'torch cannot be imported ({e}); install it with: pip install "torch==2.13.0"']) from e
 
     config = resolved.config
-    options = ["--standalone", f"--nproc-per-node={1 + config.devices}", "--max-restarts=0"]
+    options = ["--standalone", f"--nproc-per-node={1 + config.devices}", f"--max-restarts={restarts}"]
     options += [f"--shutdown-timeout={shutdown_timeout_s(config)}", "--module", LAUNCH_MODULE]
     logging.disable(logging.ERROR)  # this process is nothing but torchrun from here on; outcomes are told below
     try:

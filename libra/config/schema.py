@@ -337,6 +337,33 @@ class EvalConfig(_Table, frozen=True):
     tasks: NatInt = 200
     at_start: bool = True
     at_end: bool = True
+    every: NatInt = 0
+    """Also during the run, after each so many batches, in places that training leaves empty; 0: not."""
+    at_once: PosInt = 32
+    """Tasks of such an evaluation that are under way at the same time."""
+    deadline_s: PosFloat = 600.0
+    """Such an evaluation ends after this; tasks that are then under way are given up, and counted."""
+
+
+class CheckpointConfig(_Table, frozen=True):
+    """What a run can go on from after its end: docs/long-runs.md."""
+
+    every: NatInt = 20
+    """Batches between two checkpoints; one more when the run ends in good order, and where an evaluation begins. 0: none."""
+    keep: PosInt = 2
+    """The newest so many are kept, and the one with the best held-out reward."""
+    min_free_bytes: NatInt = 1 << 28
+    """What a checkpoint must leave free on its disk; else it is not written, with a warning."""
+
+
+class TranscriptsConfig(_Table, frozen=True):
+    """Trajectories on disk, as token ids, for `libra show`."""
+
+    keep: Literal["all", "sample", "none"] = "all"
+    sample_every: PosInt = 16
+    """`sample`: of each so many prompts one, with all of its samples."""
+    max_bytes: Annotated[int, Meta(ge=1 << 16)] = 1 << 27
+    """Of all files together; the oldest go."""
 
 
 class DeadlineConfig(_Table, frozen=True):
@@ -360,6 +387,8 @@ class DeadlineConfig(_Table, frozen=True):
     """A unit that leaves: its running turns are cut, or its share is sent, within this; else they are taken from it."""
     share_s: PosFloat = 10.0
     """With its own rounds done the core waits so long at most for gradient shares; then it computes the rest itself."""
+    checkpoint_s: PosFloat = 300.0
+    """Writing, or reading, one checkpoint; the run waits for it only when it ends, or begins."""
     stop_s: PosFloat = 20.0
     """Orderly end of all roles; then they are killed."""
     role_restarts: NatInt = 3
@@ -457,6 +486,8 @@ class Config(_Table, frozen=True):
     trainer: TrainerConfig = TrainerConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    transcripts: TranscriptsConfig = TranscriptsConfig()
     deadline: DeadlineConfig = DeadlineConfig()
     control: ControlConfig = ControlConfig()
     simulation: SimulationConfig = SimulationConfig()

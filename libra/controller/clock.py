@@ -10,11 +10,11 @@ import anyio
 
 
 class Clock:
-    """Called, it gives the run's seconds."""
+    """Called, it gives the run's seconds. `start` are those that passed before: a run that goes on does so in time, too."""
 
-    def __init__(self, speed: float = 1.0) -> None:
+    def __init__(self, speed: float = 1.0, start: float = 0.0) -> None:
         self.speed = speed
-        self._began = monotonic()
+        self._began = monotonic() - start / speed
 
     def __call__(self) -> float:
         return self.wall() * self.speed

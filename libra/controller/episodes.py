@@ -5,6 +5,7 @@ zeros there. The core knows an episode by its id and its counts; this is where i
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.abc
@@ -15,6 +16,7 @@ from libra.core import events as e
 from libra.env.protocol import Ended, Environment, Session
 from libra.env.rewards import Record, worth
 from libra.errors import EnvError
+from libra.telemetry.transcripts import Return, Transcript, TranscriptWriter, Turn
 from libra.wire import messages as m
 
 ACT_MARGIN_S = 60.0
@@ -22,7 +24,7 @@ ACT_MARGIN_S = 60.0
 
 
 class Episode:
-    def __init__(self, command: c.OpenTrajectory, session: Session, seed: int) -> None:
+    def __init__(self, command: c.OpenTrajectory, session: Session, seed: int, began: float = 0.0) -> None:
         self.id = command.traj
         self.session = session
         self.noise = (seed, _noise_ordinal(command), command.sample, command.attempt)
@@ -39,6 +41,12 @@ class Episode:
         self.engine = -1
         """Where its last turn was sent."""
         self.scope = anyio.CancelScope()
+        self.command = command
+        self.began = began
+        self.kept = False
+        """It has been written down, or need not be."""
+        self.turns: list[Turn] = []
+        self.returns: list[Return] = []
 
     def give(self, tokens: list[int]) -> None:
         """Append tokens that the policy did not choose."""
@@ -48,8 +56,12 @@ class Episode:
         self.versions += [-1] * len(tokens)
         self.turn_start = len(self.tokens)
 
-    def take(self, turn: m.TurnDone) -> None:
+    def take(self, turn: m.TurnDone, engine: int = -1, bucket: str = "") -> None:
         """Append what an engine sampled."""
+        n = len(turn.tokens)
+        oldest, newest = (min(turn.versions), max(turn.versions)) if n else (-1, -1)
+        logprob = round(sum(turn.logprobs) / n, 4) if n else 0.0
+        self.turns.append(Turn(len(self.tokens), n, engine, bucket, oldest, newest, turn.finish, logprob))
         self.tokens += turn.tokens
         self.sampled += b"\x01" * len(turn.tokens)
         self.logprobs += turn.logprobs
@@ -60,14 +72,31 @@ class Episode:
     def loss_tokens(self) -> int:
         return self.sampled.count(1)
 
+    def transcript(
+        self, now: float, end: Literal["ended", "failed", "dropped"], reward: float = 0.0, why: str = ""
+    ) -> Transcript:
+        """As people will read it."""
+        o = self.command
+        return Transcript(
+            o.traj, o.group, o.kind, o.prompt, o.sample, o.attempt, end, reward, why, round(now - self.began, 4),
+            round(now, 3), self.tokens, self.turns, self.returns,
+        )  # fmt: skip
+
     def sample(self, advantage: float) -> m.Sample:
         """As training sees it."""
         return m.Sample(self.id, self.tokens, bytes(self.sampled), self.logprobs, self.versions, advantage)
 
 
 def _noise_ordinal(command: c.OpenTrajectory) -> int:
-    """Prompt ordinals of the three kinds of traffic must not share noise: two low bits tell the kind."""
-    return command.prompt * 4 + ("train", "eval_start", "eval_end").index(command.kind)
+    """Prompt ordinals of the four kinds of traffic must not share noise: two low bits tell the kind."""
+    return command.prompt * 4 + ("train", "eval_start", "eval_end", "eval").index(command.kind)
+
+
+class Transcripts(NamedTuple):
+    """Where trajectories are written down; `bucket_of(engine)` is the name of its bucket."""
+
+    writer: TranscriptWriter
+    bucket_of: Callable[[int], str]
 
 
 async def _close(sessions: list[Session]) -> None:
@@ -88,8 +117,10 @@ class Episodes:
         tasks: anyio.abc.TaskGroup,
         clock: Callable[[], float],
         post: Callable[[e.AnyEvent], None],
+        transcripts: Transcripts,
     ) -> None:
         self.all: dict[int, Episode] = {}
+        self._transcripts = transcripts
         self._environment = environment
         self._reward = reward
         self._seed = seed
@@ -102,7 +133,7 @@ class Episodes:
         split = "train" if command.kind == "train" else "heldout"
         key = (command.prompt, command.sample, command.attempt)
         session = self._environment.open(split, self._seed, command.prompt, key)
-        episode = self.all[command.traj] = Episode(command, session, self._seed)
+        episode = self.all[command.traj] = Episode(command, session, self._seed, self._clock())
         self._tasks.start_soon(self._guarded, episode, command.seq, self._open)
 
     def act(self, command: c.Act) -> None:
@@ -113,9 +144,19 @@ class Episodes:
         gone = [self.all.pop(id) for id in ids]
         for episode in gone:
             episode.scope.cancel()
+            self._keep(episode, "dropped")
         if gone:
             self._tasks.start_soon(_close, [episode.session for episode in gone])
         return gone
+
+    def _keep(
+        self, episode: Episode, end: Literal["ended", "failed", "dropped"], reward: float = 0.0, why: str = ""
+    ) -> None:
+        """Write it down, once: when it ends, or when it is given up before."""
+        writer, command = self._transcripts.writer, episode.command
+        if not episode.kept and writer.wants(command.kind, command.prompt):
+            writer.write(episode.transcript(self._clock(), end, reward, why))
+        episode.kept = True
 
     # --- what engines and trainers are sent, and what comes back
 
@@ -128,7 +169,7 @@ class Episodes:
         episode = self.all.get(turn.traj)
         if episode is None or episode.generating != turn.cmd or not isinstance(turn, m.TurnDone):
             return None
-        episode.take(turn)
+        episode.take(turn, engine, self._transcripts.bucket_of(engine))
         oldest, newest = (min(turn.versions), max(turn.versions)) if turn.versions else (-1, -1)
         return e.TurnGenerated(
             self._clock(), turn.cmd, turn.traj, engine, len(turn.tokens), oldest, newest, turn.finish
@@ -161,6 +202,8 @@ class Episodes:
                     self._clock(), cmd, episode.id, f"{type(x).__name__} in the environment: {x}"
                 )
         if event is not None and episode.id in self.all:
+            if isinstance(event, e.TrajectoryFailed):
+                self._keep(episode, "failed", why=event.reason)
             self._post(event)
 
     async def _open(self, episode: Episode, cmd: int) -> e.AnyEvent:
@@ -176,9 +219,13 @@ class Episodes:
         if isinstance(result, Ended):
             loss_tokens = episode.loss_tokens
             said = worth(self._reward, Record(result.reward, episode.turns, episode.formed, loss_tokens))
+            self._keep(episode, "ended", said.reward, result.why)
             return e.EpisodeEnded(
                 self._clock(), cmd, episode.id, said.reward, loss_tokens, len(episode.tokens), said.stages
             )
+        episode.returns.append(
+            Return(len(episode.tokens), len(result.tokens), result.tool, result.status, round(result.seconds, 6))
+        )
         episode.give(result.tokens)
         context = len(episode.tokens)
         return e.ToolReturned(

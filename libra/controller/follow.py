@@ -151,8 +151,16 @@ class Follower:
             case c.BatchConsumed():
                 self._consumed(command)
             case c.Evaluated(kind=kind, version=version, tasks=tasks, failed=failed, reward=reward):
-                what = f"held-out reward {reward:.3f} on {tasks} tasks, version {version}"
-                data = {"which": kind, "version": version, "tasks": tasks, "failed": failed, "reward": reward}
+                batch = command.batch
+                what = f"held-out reward {reward:.3f} on {tasks} tasks after batch {batch}, version {version}"
+                data = {
+                    "which": kind,
+                    "version": version,
+                    "tasks": tasks,
+                    "failed": failed,
+                    "reward": reward,
+                    "batch": batch,
+                }
                 self._publish("eval", "info", what, data)
             case c.FinishRun(ok=ok, reason=reason):
                 self._publish("report", "info" if ok else "error", f"the run ends: {reason}", {"ended": True, "ok": ok})

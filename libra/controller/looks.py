@@ -46,10 +46,11 @@ class RunLooks:
         view.elapsed_s = now
         view.eta_s = self._eta(now)
         if phase == "evaluating":
-            done, total = core.evaluation_progress
+            done, total = core.evaluation.progress
             view.progress, view.label = done / max(1, total), f"{done}/{total} held-out tasks"
         elif phase in ("training", "stopping"):
-            view.progress, view.label = 0.0, ""
+            done, total = core.evaluation.progress
+            view.progress, view.label = 0.0, f"{done}/{total} held-out tasks" if total else ""
         view.epoch, view.moves = core.fleet.epoch, tally.moves
         view.roles = [_role(core, rank) for rank in core.fleet.ranks]
         view.engines = [self._engine_row(core, id) for id in core.fleet.engines]
@@ -72,7 +73,7 @@ class RunLooks:
         if len(recent) < 2:
             return None
         per_batch = (recent[-1] - recent[0]) / (len(recent) - 1)
-        return max(0.0, (self._config.run.steps - len(self._consumed_at)) * per_batch - (now - recent[-1]))
+        return max(0.0, (self._config.run.steps - len(self.tally.rewards)) * per_batch - (now - recent[-1]))
 
 
 def _role(core: Core, rank: int) -> str:

@@ -4,7 +4,7 @@
            ─> stop roles in good order ─> summary.json, reward.png
 
 It holds no device and never imports torch. First Ctrl-C (or `libra stop`, or a terminal that is gone: SIGHUP): the open
-step is finished, then the end. A second one, or SIGTERM: the end at once. Either way nothing is left running.
+step is finished and saved, then the end. A second one, or SIGTERM: the end at once. Either way nothing is left running.
 """
 
 import signal
@@ -17,11 +17,13 @@ from secrets import token_hex
 import anyio
 import anyio.abc
 
+from libra.checkpoint import directory as disk
 from libra.config.rundir import TREE_START_FILE
 from libra.config.schema import Config
 from libra.controller.clock import Clock
 from libra.controller.control import viewers_group
 from libra.controller.links import Server, welcome
+from libra.controller.resume import Resumption
 from libra.controller.runtime import calm_collector
 from libra.controller.screen import Screen
 from libra.controller.shell import Shell
@@ -30,7 +32,7 @@ from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
 from libra.core.learned import Learned
-from libra.telemetry import tree_file
+from libra.telemetry import segments, tree_file
 from libra.telemetry.display import open_display
 from libra.telemetry.journal import DIRECTORY, Head, JournalWriter
 from libra.telemetry.logs import CONTROLLER, RunLog
@@ -49,33 +51,42 @@ NOW_S = 2.0
 
 
 class Controller:
-    """`learned`: what scheduling starts from."""
+    """`learned`: what scheduling starts from. `resumption`: what the run goes on from."""
 
-    def __init__(self, config: Config, run_dir: Path, learned: Learned | None) -> None:
+    def __init__(
+        self, config: Config, run_dir: Path, learned: Learned | None, resumption: Resumption | None = None
+    ) -> None:
         self.world = world_of(config)
         self.config = self.world.config
         self.run_dir = run_dir
         self.learned = learned
+        self.resumption = resumption
         self._hurry = False
 
     async def run(self) -> int:
         """The whole run; 0 when it ended well or was stopped in good order, 1 when something broke."""
         ignore_stale_wakeups()
-        config, run_dir = self.config, self.run_dir
+        config, run_dir, resumption = self.config, self.run_dir, self.resumption
         if self.learned is not None:
             tree_file.write(run_dir / TREE_START_FILE, self.world.core_config, self.learned)
         private = PrivateDirectory(viewers_group(config))
         meeting = Meeting(str(private.path / "controller.sock"), token_hex(32), token_hex(8))
         tally = Tally.of(config)
-        journal = JournalWriter(run_dir / DIRECTORY, Head.of(self.world.core_config, meeting.incarnation))
+        directory = run_dir / DIRECTORY
+        if resumption is not None:
+            tally.resume(resumption.tally)
+            disk.tidy(run_dir)
+            directory = segments.begin_later(run_dir, resumption.start())
+        journal = JournalWriter(directory, Head.of(self.world.core_config, meeting.incarnation))
         metrics = MetricsWriter(run_dir / METRICS_FILE)
-        clock = Clock(config.emulation.speed)
+        clock = Clock(config.emulation.speed, resumption.core.seconds if resumption else 0.0)
         try:
             with journal, metrics, RunLog(run_dir / CONTROLLER, clock) as log, open_display() as display:
                 try:
                     async with self.world.running(), anyio.create_task_group() as tasks:
                         screen = Screen(config, display, log, metrics, tally)
-                        core = Core(self.world.core_config, learned=self.learned)
+                        saved = resumption.core if resumption else None
+                        core = Core(self.world.core_config, learned=self.learned, saved=saved)
                         shell = Shell(core, self.world, run_dir, meeting, journal, tally, screen, tasks, clock)
                         server = Server(meeting, shell.serve, welcome(config))
                         listener = await anyio.create_unix_listener(meeting.address, mode=0o600)
@@ -84,7 +95,10 @@ class Controller:
                         tasks.start_soon(shell.monitor.run)
                         tasks.start_soon(screen.refresh, shell.core, clock)
                         tasks.start_soon(shell.control.run, private.path, run_dir)
-                        shell.runtime.post(e.RunStarted(0.0))
+                        if resumption is not None:
+                            self._tell(resumption, screen, clock(), meeting.incarnation)
+                            shell.control.follower.rewards.extend(tally.rewards)
+                        shell.runtime.post(e.RunStarted(clock() if resumption else 0.0))
                         announce(meeting, meeting_file())
                         await shell.finished.wait()
                         await self._stop_roles(shell)
@@ -102,6 +116,12 @@ class Controller:
         finally:
             private.remove()
         return 0 if summary.ok else 1
+
+    @staticmethod
+    def _tell(resumption: Resumption, screen: Screen, now: float, incarnation: str) -> None:
+        for note in resumption.notes:
+            screen.report("warning", f"passed over: {note}")
+        screen.resumed(now, resumption.core.step, resumption.core.version, incarnation)
 
     async def _stop_roles(self, shell: Shell) -> None:
         shell.stop_roles()
@@ -136,8 +156,8 @@ def _first_cause(x: BaseException) -> str:
     return f"{type(x).__name__}: {x}"
 
 
-def main(config: Config, run_dir: Path, learned: Learned | None = None) -> int:
+def main(config: Config, run_dir: Path, learned: Learned | None = None, resumption: Resumption | None = None) -> int:
     """Run the controller in this process; returns its exit code."""
     die_with_parent()
     calm_collector()
-    return anyio.run(Controller(config, run_dir, learned).run)
+    return anyio.run(Controller(config, run_dir, learned, resumption).run)

@@ -55,13 +55,24 @@ class Screen:
                 self._looks.consumed(now)
                 for straggler in self.tally.paths.latest:
                     self._metrics.straggler(now, straggler)
-            case c.Evaluated(kind=kind, tasks=tasks, failed=failed, reward=reward, version=version):
-                when = "before" if kind == "eval_start" else "after"
+            case c.Evaluated(kind=kind, tasks=tasks, failed=failed, reward=reward, version=version, batch=batch):
+                when = {"eval_start": "before training", "eval_end": "after training"}.get(kind, f"after batch {batch}")
+                if command.newest > version:
+                    when += f" (sampled by versions up to {command.newest})"
                 lost = f", {failed} failed" if failed else ""
                 self.report(
                     "info",
-                    f"held-out {when} training: reward {reward:.3f} on {tasks} tasks{lost}, version {version}",
+                    f"held-out {when}: reward {reward:.3f} on {tasks} tasks{lost}, version {version}",
                 )
+
+    def saved(self, now: float, step: int, n_bytes: int, copy_s: float, seconds: float) -> None:
+        """A checkpoint; the core itself reports it."""
+        self._metrics.checkpoint(now, step, n_bytes, copy_s, seconds)
+
+    def resumed(self, now: float, step: int, version: int, incarnation: str) -> None:
+        self._metrics.resume(now, step, version, incarnation)
+        self.view.resumed_at = step
+        self.report("info", f"the run goes on from checkpoint {step}, version {version}")
 
     def engine_stats(self, engine: int, stats: m.EngineStats) -> None:
         self._looks.stats[engine] = stats

@@ -14,8 +14,10 @@ import msgspec
 
 from libra.config.rundir import TREE_FILE
 from libra.control.messages import OrderRequest
+from libra.controller.checkpoints import Checkpoints
 from libra.controller.clock import Clock
 from libra.controller.control import ControlRoom
+from libra.controller.episodes import Transcripts
 from libra.controller.links import Link
 from libra.controller.monitor import Monitor
 from libra.controller.runtime import Runtime
@@ -29,6 +31,8 @@ from libra.errors import WireError
 from libra.telemetry import tree_file
 from libra.telemetry.journal import JournalWriter
 from libra.telemetry.summary import Tally
+from libra.telemetry.transcripts import DIRECTORY as TRANSCRIPTS
+from libra.telemetry.transcripts import TranscriptWriter
 from libra.wire import messages as m
 from libra.wire.frames import AsyncReader
 from libra.wire.rendezvous import Meeting
@@ -63,8 +67,12 @@ class Shell:
             self._order,
         )
         self.runtime = Runtime(self.core, journal, (tally, self.control), self.carry_out, clock)
-        self.episodes = world.episodes(tasks, clock, self.runtime.post)
+        self.episodes = world.episodes(tasks, clock, self.runtime.post, self._transcripts(run_dir, screen))
         self.monitor = Monitor(config.deadline, clock.wall, self._noticed)
+        self.checkpoints = Checkpoints(
+            self.core, run_dir, meeting.incarnation, screen, tasks, clock,
+            lambda message: self._to_unit(CORE, message), self.runtime.post,
+        )  # fmt: skip
         self.finish: c.FinishRun | None = None
         self.finished = anyio.Event()
         self.all_gone = anyio.Event()
@@ -87,6 +95,13 @@ class Shell:
         """Core rank -> address of its publisher."""
         self._complaints: dict[int, str] = {}
         self._saving = anyio.Lock()
+
+    def _transcripts(self, run_dir: Path, screen: Screen) -> Transcripts:
+        names, fleet = self.config.bucket_names, self.core.fleet
+        writer = TranscriptWriter(
+            run_dir / TRANSCRIPTS, self.config.transcripts, lambda what: screen.report("warning", what)
+        )
+        return Transcripts(writer, lambda engine: names[fleet.bucket_of(engine)])
 
     # --- commands
 
@@ -132,6 +147,12 @@ class Shell:
                     self._to_unit(unit, m.FormMembers(seq, prefix, index, len(members)), rank)
             case c.WarmStart(seq=seq):
                 self._to_unit(CORE, m.StartWarm(seq))
+            case c.SaveCheckpoint():
+                self.checkpoints.save(command)
+            case c.LoadCheckpoint():
+                self.checkpoints.load(command)
+            case c.TidyCheckpoints():
+                self.checkpoints.tidy(command)
             case c.SetTimer(seq=seq, at=at):
                 self._tasks.start_soon(self._timer, seq, at)
             case c.BatchConsumed(batch=batch):
@@ -382,6 +403,10 @@ class Shell:
                 self.runtime.post(e.ShareHeld(now, cmd, rank, seconds))
             case m.ShareLost(cmd=cmd, reason=reason):
                 self.runtime.post(e.ShareLost(now, cmd, rank, reason))
+            case m.Saved() | m.SaveFailed():
+                self.checkpoints.heard(rank, message)
+            case m.Loaded(cmd=cmd, seconds=seconds):
+                self.runtime.post(e.CheckpointLoaded(now, cmd, rank, seconds))
             case m.EngineStats():
                 self._screen.engine_stats(unit, message)
             case m.Formed(cmd=cmd):

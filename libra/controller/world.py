@@ -12,7 +12,7 @@ from msgspec import structs
 
 from libra.config.schema import Config
 from libra.controller.clock import Clock
-from libra.controller.episodes import Episodes
+from libra.controller.episodes import Episodes, Transcripts
 from libra.controller.workload_episodes import WorkloadEpisodes
 from libra.core.events import AnyEvent
 from libra.env.registry import environment
@@ -30,9 +30,9 @@ class RealWorld:
         """Tool workers, while the run goes on."""
         return self._environment.running()
 
-    def episodes(self, tasks: anyio.abc.TaskGroup, clock: Clock, post: Post) -> Episodes:
+    def episodes(self, tasks: anyio.abc.TaskGroup, clock: Clock, post: Post, transcripts: Transcripts) -> Episodes:
         seed, deadline_s = self.config.run.seed, self.config.live_env.tool.deadline_s
-        return Episodes(self._environment, self.config.reward, seed, deadline_s, tasks, clock, post)
+        return Episodes(self._environment, self.config.reward, seed, deadline_s, tasks, clock, post, transcripts)
 
 
 class EmulatedWorld:
@@ -47,7 +47,10 @@ class EmulatedWorld:
         """Nothing has to be started."""
         return nullcontext()
 
-    def episodes(self, tasks: anyio.abc.TaskGroup, clock: Clock, post: Post) -> WorkloadEpisodes:
+    def episodes(
+        self, tasks: anyio.abc.TaskGroup, clock: Clock, post: Post, transcripts: Transcripts
+    ) -> WorkloadEpisodes:
+        """There is nothing to be read of them."""
         return WorkloadEpisodes(self._plan, tasks, clock, post)
 
 

@@ -8,6 +8,8 @@ construction, not by checking afterwards (a bound on admission alone does not do
 push an old one out of its batch).
 """
 
+from collections.abc import Sequence
+
 from libra.errors import CoreError
 
 
@@ -25,6 +27,17 @@ class Admission:
         """Slots handed out so far; group n belongs to batch n // groups."""
         self._newest_at: list[int] = [0]
         """The newest version once i batches were consumed."""
+
+    def restore(self, newest_at: Sequence[int]) -> None:
+        """Go on as after len(newest_at) - 1 batches, with no group admitted but what these had."""
+        self._newest_at = list(newest_at)
+        self.done = len(newest_at) - 1
+        self._taken = self.done * self.groups
+
+    @property
+    def newest_at(self) -> tuple[int, ...]:
+        """The newest version once i batches were consumed."""
+        return tuple(self._newest_at)
 
     def next_slot(self, all_complete: bool) -> int | None:
         """Take a place in the earliest free slot; None when admission is exhausted for now.

@@ -89,6 +89,10 @@ class Balance:
         self._going_back = False
         """A move is being taken back: that is not judged again."""
 
+    def restore(self, train_s: float | None, rollout_s: float | None) -> None:
+        """Go on with what was observed under the same allocation."""
+        self.train_s, self.rollout_s = train_s, rollout_s
+
     def consumed(self, seconds: float, busy_s: float, idle_share: float) -> None:
         """A batch is consumed: `seconds` after the one before; the trainer was busy for `busy_s` of them."""
         self._recent.append(seconds)

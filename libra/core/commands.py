@@ -9,7 +9,9 @@ from typing import Literal
 from msgspec import Struct
 
 Role = Literal["trainer", "rollout", "gradient"]
-Kind = Literal["train", "eval_start", "eval_end"]
+Kind = Literal["train", "eval_start", "eval_end", "eval"]
+"""eval: held-out tasks during the run."""
+HeldOut = Literal["eval_start", "eval_end", "eval"]
 Level = Literal["info", "warning", "error"]
 
 
@@ -78,6 +80,7 @@ class OpenTrajectory(Command, frozen=True, tag=True, array_like=True):
     prompt: int
     sample: int
     attempt: int
+    group: int = -1
 
 
 class Generate(Command, frozen=True, tag=True, array_like=True):
@@ -254,15 +257,51 @@ class BatchConsumed(Command, frozen=True, tag=True, array_like=True):
 
 
 class Evaluated(Command, frozen=True, tag=True, array_like=True):
-    """All held-out tasks of one evaluation have ended."""
+    """One evaluation is over: its held-out tasks have ended, or its time has."""
 
-    kind: Kind
+    kind: HeldOut
     version: int
+    """The newest when it began: no token of it is older."""
     tasks: int
     failed: int
+    """Without a reward, for whatever reason."""
     reward: float
+    """Mean over the others."""
+    batch: int = 0
+    """Batches consumed when it began."""
+    newest: int = -1
+    """The newest version that sampled for it; weights go on changing under one that runs beside training."""
+    given_up: int = 0
+    """Of those that failed: under way when its time was over."""
     reward_stages: dict[str, float] = {}
     """As in `BatchConsumed`."""
+
+
+class SaveCheckpoint(Command, frozen=True, tag=True, array_like=True):
+    """Write checkpoint `step`: the core ranks as they are after `step` consumed batches, at `version`, and this core.
+
+    It lies between two steps in each core rank's orders. A rank copies, goes on, and writes beside its work.
+    """
+
+    step: int
+    version: int
+    ranks: tuple[int, ...]
+
+
+class LoadCheckpoint(Command, frozen=True, tag=True, array_like=True):
+    """In place of `WarmStart` where a run is resumed: the core ranks load checkpoint `step` and serve it as `version`."""
+
+    step: int
+    version: int
+    ranks: tuple[int, ...]
+
+
+class TidyCheckpoints(Command, frozen=True, tag=True, array_like=True):
+    """Checkpoints `steps` go. `best` (0: none yet) has the best held-out reward so far, `reward`."""
+
+    steps: tuple[int, ...]
+    best: int
+    reward: float
 
 
 class FinishRun(Command, frozen=True, tag=True, array_like=True):
@@ -293,6 +332,9 @@ AnyCommand = (
     | Report
     | MoveChanged
     | AnswerOrder
+    | SaveCheckpoint
+    | LoadCheckpoint
+    | TidyCheckpoints
     | BatchConsumed
     | Evaluated
     | FinishRun

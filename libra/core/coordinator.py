@@ -8,7 +8,8 @@ cost does not grow with history. Pure and deterministic: no clock, no randomness
 drive this same object, and a journal of its events gives the same commands again.
 
     starting ──> eval_start ──> training ──> eval_end ──> ended
-        └──────────────┴── stop, or something fatal ──────> ended
+        ├────── resumed ──────────┘             │           │
+        └──────────────┴── stop, or something fatal ────────┘
 """
 
 from typing import Literal, assert_never
@@ -16,11 +17,15 @@ from typing import Literal, assert_never
 from libra.config.schema import Config, WorkloadConfig
 from libra.core.admission import Admission
 from libra.core.allocation import Allocation
-from libra.core.batch import stage_means
-from libra.core.commands import Command, Evaluated, FinishRun
+from libra.core.checkpoints import Checkpoints
+from libra.core.commands import Command, Evaluated, FinishRun, HeldOut
 from libra.core.elastic import Elastic
+from libra.core.evaluation import Evaluation
 from libra.core.events import (
     AnyEvent,
+    CheckpointFailed,
+    CheckpointLoaded,
+    CheckpointSaved,
     EpisodeEnded,
     GroupFormed,
     OrderGiven,
@@ -49,13 +54,14 @@ from libra.core.events import (
 )
 from libra.core.fleet import Engine, Fleet, Unit
 from libra.core.handover import Handover, Move
-from libra.core.learned import Learned
+from libra.core.learned import Learned, at_rest
 from libra.core.learner import Learner
 from libra.core.lifecycle import Lifecycle
 from libra.core.outbox import Outbox
 from libra.core.placement import Placement
 from libra.core.publication import Publication
 from libra.core.rollout import Rollout
+from libra.core.saved import SavedBalance, SavedCore
 from libra.core.scheduler.policy import Decision, Foresight
 from libra.core.trajectory import Group
 from libra.errors import CoreError
@@ -67,10 +73,18 @@ class Core:
     """Decisions of one run. `handle` never blocks; times are seconds since the run began.
 
     `oracle` tells a trajectory's true residual output tokens by its id: a simulator's, for the policy of that name.
-    `learned` is what scheduling starts from; None: from nothing.
+    `learned` is what scheduling starts from; None: from nothing. `saved` is what a resumed run goes on from, all in all.
     """
 
-    def __init__(self, config: Config, oracle: Foresight | None = None, learned: Learned | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        oracle: Foresight | None = None,
+        learned: Learned | None = None,
+        saved: SavedCore | None = None,
+    ) -> None:
+        if saved is not None:
+            learned = at_rest(saved.learned)
         self.config = config
         self.phase: Phase = "starting"
         self.out = Outbox()
@@ -97,9 +111,14 @@ class Core:
         )  # fmt: skip
         self.allocation = Allocation(config, self.fleet, _most_tokens(config))
         self.elastic = Elastic(config, self.fleet, self.out, self.handover, self.allocation)
-        self._evaluation: list[Group] = []
+        self.evaluation = Evaluation(config.eval, config.reward.names, self.out, self.rollout, self._evaluated)
+        self.checkpoints = Checkpoints(config.checkpoint, self.out, config.deadline.checkpoint_s, self.fleet.trainers)
+        self._to_evaluate: tuple[int, int] | None = None
+        """(batches, version) after which an evaluation beside training is due, as soon as that is published."""
         self._stopping = ""
         """Who asked the run to end after the open step."""
+        if saved is not None:
+            self._resume(saved)
 
     # --- the one entrance
 
@@ -135,6 +154,10 @@ class Core:
                 self.learner.share_event(e)
             case StepDone():
                 self.learner.step_done(e)
+            case CheckpointSaved():
+                self.checkpoints.saved(e)
+            case CheckpointFailed():
+                self.checkpoints.failed(e)
             case WeightsHeld():
                 self.publication.held(e)
             case WeightsInstalled():
@@ -157,7 +180,7 @@ class Core:
                 self.lifecycle.role_exited(e)
             case GroupFormed():
                 self.lifecycle.group_formed(e)
-            case WarmStarted():
+            case WarmStarted() | CheckpointLoaded():
                 self.lifecycle.warm_started(e)
             case StopRequested():
                 self._stop(e)
@@ -180,6 +203,39 @@ class Core:
         """What scheduling has learnt so far: to be saved. Nothing changes by asking."""
         return self.placement.learned()
 
+    # --- checkpoints
+
+    def saved(self, step: int) -> SavedCore:
+        """What checkpoint `step` holds of this core: to be asked when its `SaveCheckpoint` is carried out."""
+        newest_at = self.admission.newest_at[: step + 1]
+        rollout, gradient = self.allocation.counts()
+        balance = self.elastic.balance
+        next_traj, next_group = self.rollout.next_ids
+        return SavedCore(
+            seconds=self.out.now,
+            step=step,
+            version=newest_at[step],
+            newest_at=newest_at,
+            next_traj=next_traj,
+            next_group=next_group,
+            learned=at_rest(self.learned()),
+            balance=SavedBalance(rollout, gradient, balance.train_s, balance.rollout_s),
+            checkpoints=tuple(self.checkpoints.steps),
+            best=self.checkpoints.best,
+        )
+
+    def _resume(self, saved: SavedCore) -> None:
+        self.admission.restore(saved.newest_at)
+        self.learner.version = saved.version
+        self.lifecycle.checkpoint = (saved.step, saved.version)
+        self.checkpoints.restore(saved)
+        self.rollout.restore(saved.next_traj, saved.next_group)
+        balance = saved.balance
+        if self.allocation.counts() == (balance.rollout, balance.gradient):
+            self.elastic.balance.restore(balance.train_s, balance.rollout_s)
+        if self._evaluates(saved.step):
+            self._to_evaluate = saved.step, saved.version
+
     # --- what has become possible
 
     def _advance(self) -> None:
@@ -192,15 +248,15 @@ class Core:
         match self.phase:
             case "starting":
                 if self.lifecycle.warmed and self.publication.newest >= 0:
-                    self._begin_evaluation("eval_start", self.config.eval.at_start)
-            case "eval_start":
-                self._end_evaluation("eval_start")
+                    self._started()
+            case "eval_start" | "eval_end":
+                self.evaluation.advance()
             case "training":
                 self._train()
-            case "eval_end":
-                self._end_evaluation("eval_end")
             case _:
                 assert_never(self.phase)
+        if self.phase == "eval_end":
+            self._end()
         self.rollout.advance()
 
     @property
@@ -214,12 +270,16 @@ class Core:
 
     def _train(self) -> None:
         self._drop_overdue()
-        self.learner.advance()
         if self._stopping and self.learner.step is None:
-            self._finish(True, f"stopped by {self._stopping} after {self.admission.done} batches")
+            self._end()
             return
+        self.learner.advance()
+        self._evaluate_beside()
         if self.admission.exhausted:
-            self._begin_evaluation("eval_end", self.config.eval.at_end)
+            if self.evaluation.kind is None and self.publication.newest == self.learner.version:
+                self.phase = "eval_end"
+                if self.config.eval.at_end and self.config.eval.tasks:
+                    self._evaluate("eval_end", self.admission.done)
             return
         while not self._stopping:
             slot = self.admission.next_slot(self.rollout.open_groups == 0)
@@ -242,48 +302,58 @@ class Core:
                 )
                 self.rollout.drop(group)
 
-    # --- evaluation: groups of one, never trained
+    # --- evaluation
 
-    def _begin_evaluation(self, kind: Literal["eval_start", "eval_end"], wanted: bool) -> None:
-        self.phase = kind
-        if wanted:
-            self._evaluation = [self.rollout.open_group(kind, 0, i, 1) for i in range(self.config.eval.tasks)]
-        if not self._evaluation:
-            self._end_evaluation(kind)
-
-    def _end_evaluation(self, kind: Literal["eval_start", "eval_end"]) -> None:
-        if self.rollout.open_groups:
-            return
-        if self._evaluation:
-            members = [g.members[0] for g in self._evaluation]
-            rewards = [m.reward for m in members if m.stage == "ended"]
-            mean = sum(rewards) / len(rewards) if rewards else 0.0
-            parts = stage_means(self.config.reward.names, [m.reward_stages for m in members if m.stage == "ended"])
-            failed = len(members) - len(rewards)
-            version = self.publication.newest
-            self.out.put(Evaluated(self.out.next_seq(), kind, version, len(members), failed, mean, parts))
-            self.rollout.discard([m.id for m in members if m.stage == "ended"])
-            self._evaluation = []
-        if kind == "eval_end":
-            self._finish(True, f"all {self.admission.batches} batches are consumed")
+    def _started(self) -> None:
+        if self.lifecycle.checkpoint is None and self.config.eval.at_start and self.config.eval.tasks:
+            self.phase = "eval_start"
+            self._evaluate("eval_start", 0)
         else:
-            self.phase = "training"
-            self.learner.idle_since = self.out.now
-            self._train()
+            self._begin_training()
 
-    @property
-    def evaluation_progress(self) -> tuple[int, int]:
-        """(held-out tasks that have ended, all of them) of the evaluation under way."""
-        return len(self._evaluation) - self.rollout.open_groups, len(self._evaluation)
+    def _begin_training(self) -> None:
+        self.phase = "training"
+        self.learner.idle_since = self.out.now
+        self._train()
+
+    def _evaluate(self, kind: HeldOut, batch: int) -> None:
+        self.evaluation.begin(kind, self.publication.newest, batch)
+        self.checkpoints.judging(batch)
+        self.evaluation.advance()
+
+    def _evaluates(self, done: int) -> bool:
+        """Whether an evaluation beside training is due after `done` batches. The end has one of its own."""
+        e = self.config.eval
+        return bool(e.every and e.tasks) and done % e.every == 0 and 0 < done < self.admission.batches
+
+    def _evaluate_beside(self) -> None:
+        self.evaluation.advance()
+        if self._to_evaluate is None or self.publication.newest < self._to_evaluate[1]:
+            return
+        batch, self._to_evaluate = self._to_evaluate[0], None
+        if self.evaluation.kind is None:
+            self._evaluate("eval", batch)
+        else:
+            self.out.report(
+                "warning",
+                f"no evaluation after batch {batch}: the one before is not over; see eval.every, eval.tasks, eval.at_once",
+            )
+
+    def _evaluated(self, e: Evaluated) -> None:
+        self.checkpoints.evaluated(e)
+        if e.kind == "eval_start":
+            self._begin_training()
 
     # --- what the rooms ask of each other
 
     def _floor(self, group: Group) -> int:
-        return self.admission.floor(group.slot) if group.kind == "train" else self.publication.newest
+        return self.admission.floor(group.slot) if group.kind == "train" else self.evaluation.version
 
     def _group_done(self, group: Group) -> None:
         if group.kind == "train":
             self.learner.group_done(group)
+        else:
+            self.evaluation.group_done(group)
 
     def _unit_down(self, unit: Unit, reason: str) -> None:
         """Its work goes to others, whether it was ended by will or not."""
@@ -298,6 +368,11 @@ class Core:
 
     def _batch_consumed(self, busy_s: float) -> None:
         self.elastic.consumed(busy_s)
+        done = self.admission.done
+        evaluates = self._evaluates(done)
+        if evaluates:
+            self._to_evaluate = done, self.learner.version
+        self.checkpoints.boundary(done, self.learner.version, evaluates or self.admission.exhausted)
 
     def _move_over(self, move: Move) -> None:
         self.elastic.over(move)
@@ -308,10 +383,19 @@ class Core:
         lost = self.fleet.lost()
         if e.now and lost:  # torchrun ends all ranks because one of them died
             self._finish(False, f"lost rank {lost[0]}; stopped by {e.author} after {self.admission.done} batches")
-        elif e.now or self.phase != "training" or self.learner.step is None:
+        elif e.now or self.phase not in ("training", "eval_end"):
             self._finish(True, f"stopped by {e.author} after {self.admission.done} batches")
         else:
             self._stopping = e.author
+
+    def _end(self) -> None:
+        """The end of a run that ends well, once all is told and saved."""
+        if not self.checkpoints.settled(self.admission.done, self.learner.version):
+            return
+        if self._stopping:
+            self._finish(True, f"stopped by {self._stopping} after {self.admission.done} batches")
+        elif self.evaluation.kind is None:
+            self._finish(True, f"all {self.admission.batches} batches are consumed")
 
     def _fatal(self, reason: str) -> None:
         self._finish(False, reason)

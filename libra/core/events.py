@@ -215,6 +215,33 @@ class StepDone(Answer, frozen=True, tag=True, array_like=True):
     """Worst |trainer - engine| log-probability over tokens whose whole turn this version sampled; None without such tokens."""
 
 
+# --- checkpoints
+
+
+class CheckpointSaved(Answer, frozen=True, tag=True, array_like=True):
+    """The checkpoint is whole and has its name. Answers `SaveCheckpoint`.
+
+    `copy_s`: the longest that a core rank stood still for it. `seconds`: until all was written.
+    """
+
+    copy_s: float
+    seconds: float
+    bytes: int
+
+
+class CheckpointFailed(Answer, frozen=True, tag=True, array_like=True):
+    """Nothing of the checkpoint is left. Answers `SaveCheckpoint`."""
+
+    reason: str
+
+
+class CheckpointLoaded(Answer, frozen=True, tag=True, array_like=True):
+    """Core rank `rank` holds the weights and moments of the checkpoint. Answers `LoadCheckpoint`."""
+
+    rank: int
+    seconds: float
+
+
 # --- time and people
 
 
@@ -261,6 +288,9 @@ AnyEvent = (
     | ShareHeld
     | ShareLost
     | StepDone
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointLoaded
     | TimerFired
     | StopRequested
     | OrderGiven

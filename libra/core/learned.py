@@ -8,7 +8,7 @@ event (by replaying) decides the same whether it kept its own state or was given
 trajectories, versions and perhaps prompts: it starts from what `carried_over` leaves.
 """
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from libra.core.causality.saved import SavedTree, transplanted
 from libra.core.causality.tree import TreeConfig
@@ -23,6 +23,11 @@ class Learned(Struct, frozen=True, kw_only=True):
     """Mean tokens of a turn, by bucket name."""
     memory: tuple[float, ...] = ()
     """What the policy remembers beside the tree; its own affair."""
+
+
+def at_rest(learned: Learned) -> Learned:
+    """The same without the trajectories in flight."""
+    return structs.replace(learned, tree=structs.replace(learned.tree, walks=[]))
 
 
 def carried_over(learned: Learned, config: TreeConfig, same_prompts: bool) -> Learned:

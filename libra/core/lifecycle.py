@@ -12,8 +12,17 @@ who had given it work. Units that take part in a move are left to the move.
 from collections.abc import Callable, Sequence
 
 from libra.config.schema import DeadlineConfig
-from libra.core.commands import FormGroup, StartRole, StopRole, WarmStart
-from libra.core.events import GroupFormed, RankJoined, RankLost, RoleExited, RoleReady, RoleStalled, WarmStarted
+from libra.core.commands import FormGroup, LoadCheckpoint, StartRole, StopRole, WarmStart
+from libra.core.events import (
+    CheckpointLoaded,
+    GroupFormed,
+    RankJoined,
+    RankLost,
+    RoleExited,
+    RoleReady,
+    RoleStalled,
+    WarmStarted,
+)
 from libra.core.fleet import CORE, Fleet, Unit
 from libra.core.outbox import Outbox
 
@@ -33,7 +42,9 @@ class Lifecycle:
         self.out = out
         self.deadline = deadline
         self.warmed = False
-        """Every core rank holds the weights of the warm start."""
+        """Every core rank holds the first weights: of the warm start, or of a checkpoint."""
+        self.checkpoint: tuple[int, int] | None = None
+        """(step, version) of the checkpoint to go on from; None: the run begins with a warm start."""
         self._down = down
         self._fatal = fatal
         self._unwarmed: list[int] = []
@@ -44,7 +55,7 @@ class Lifecycle:
     @property
     def warming(self) -> bool:
         """The warm start is under way."""
-        return bool(self._unwarmed)
+        return bool(self._unwarmed) and self.checkpoint is None
 
     def advance(self) -> None:
         """Bring up whatever is idle, has all of its ranks, and is in no move."""
@@ -150,7 +161,7 @@ class Lifecycle:
         unit.state = "fetching"
         self.fleet.stirred[unit.id] = None
         if unit.id == CORE:
-            self._warm_start()
+            self._first_weights()
 
     def _unit_of(self, rank: int, start: int | None = None) -> Unit | None:
         """The unit of a process on `rank`: that of `start`, or the one that forms a group."""
@@ -175,18 +186,23 @@ class Lifecycle:
 
     # --- the first weights
 
-    def _warm_start(self) -> None:
-        self._unwarmed = list(self.fleet.trainers)
-        self._warm_seq = self.out.put(WarmStart(self.out.next_seq(), self.fleet.trainers))
-        seconds = self.deadline.warm_start_s
+    def _first_weights(self) -> None:
+        self._unwarmed = ranks = list(self.fleet.trainers)
+        seq = self._warm_seq = self.out.next_seq()
+        if self.checkpoint is None:
+            what, seconds = "finish the warm start", self.deadline.warm_start_s
+            self.out.put(WarmStart(seq, self.fleet.trainers))
+        else:
+            what, seconds = f"load checkpoint {self.checkpoint[0]}", self.deadline.checkpoint_s
+            self.out.put(LoadCheckpoint(seq, *self.checkpoint, self.fleet.trainers))
 
         def check() -> None:
-            if self._unwarmed:
-                self._fatal(f"core ranks {self._unwarmed} did not finish the warm start within {seconds:g} s")
+            if ranks:
+                self._fatal(f"core ranks {ranks} did not {what} within {seconds:g} s")
 
         self.out.after(seconds, check)
 
-    def warm_started(self, e: WarmStarted) -> None:
+    def warm_started(self, e: WarmStarted | CheckpointLoaded) -> None:
         if e.cmd == self._warm_seq and e.rank in self._unwarmed:
             self._unwarmed.remove(e.rank)
             if not self._unwarmed:

@@ -16,7 +16,7 @@ from libra.core.placement import Placement
 from libra.core.rebalance import Rebalance
 from libra.core.scheduler.policy import Target
 from libra.core.trajectory import Group, Trajectory
-from libra.core.waiting import FIRST, Lane, WaitingTurns
+from libra.core.waiting import FIRST, SPARE_SLOT, Lane, WaitingTurns
 
 RETARGETS = 2
 """How often a turn may go from one wait to another before it takes the best engine that is free: each such move changes the
@@ -47,7 +47,7 @@ class Rollout:
         self._alarm = False
         """A timer runs for the turn that has waited longest for a target."""
         self.open_groups = 0
-        """Groups that are not complete yet."""
+        """Groups for training that are not complete yet."""
         self.failed = 0
         self._trajectories: dict[int, Trajectory] = {}
         self._running: dict[int, dict[int, Trajectory]] = {}
@@ -55,6 +55,14 @@ class Rollout:
         self._next_group = 0
         self._floor = floor
         self._group_done = group_done
+
+    @property
+    def next_ids(self) -> tuple[int, int]:
+        """Of the next trajectory and the next group."""
+        return self._next_traj, self._next_group
+
+    def restore(self, next_traj: int, next_group: int) -> None:
+        self._next_traj, self._next_group = next_traj, next_group
 
     def trajectory(self, id: int) -> Trajectory | None:
         """To look at; None once it is discarded."""
@@ -65,7 +73,7 @@ class Rollout:
     def open_group(self, kind: Kind, slot: int, prompt: int, samples: int) -> Group:
         group = Group(self._next_group, kind, slot, prompt)
         self._next_group += 1
-        self.open_groups += 1
+        self.open_groups += kind == "train"
         for sample in range(samples):
             group.members.append(self._open(group, sample, 0))
         return group
@@ -73,7 +81,7 @@ class Rollout:
     def _open(self, group: Group, sample: int, attempt: int) -> Trajectory:
         id = self._next_traj
         self._next_traj += 1
-        seq = self.out.put(OpenTrajectory(self.out.next_seq(), id, group.kind, group.prompt, sample, attempt))
+        seq = self.out.put(OpenTrajectory(self.out.next_seq(), id, group.kind, group.prompt, sample, attempt, group.id))
         traj = Trajectory(id, group, sample, attempt, seq)
         self._trajectories[id] = traj
         self.placement.opened(traj)
@@ -98,7 +106,7 @@ class Rollout:
                 del self._trajectories[id]
 
     def _finish_group(self, group: Group) -> None:
-        self.open_groups -= 1
+        self.open_groups -= group.kind == "train"
         self._group_done(group)
 
     # --- one trajectory
@@ -223,6 +231,9 @@ class Rollout:
             self._queue(traj, None)
         freed, blocked = self.placement.index.freed, False
         for slot in self.waiting.slots():
+            if slot == SPARE_SLOT and self.waiting.any_before(slot):
+                blocked = True
+                break
             lanes = self.waiting.lanes(slot, freed)
             while lanes:
                 lane = min(lanes, key=Lane.first)

@@ -21,6 +21,8 @@ from libra.core.trajectory import Trajectory
 
 FIRST = float("-inf")
 """Virtual arrival of a turn that had been placed already: its engine died, or it was cut."""
+SPARE_SLOT = 1 << 62
+"""After every batch: turns that go only where, and while, no turn of a batch waits."""
 
 RAISED = -1
 """Where turns wait that a person has put before all others: before the first batch."""
@@ -82,6 +84,10 @@ class WaitingTurns:
     def slots(self) -> list[int]:
         """Slots in which somebody may wait, earliest first."""
         return list(self._slots)
+
+    def any_before(self, slot: int) -> bool:
+        """Whether a turn of an earlier slot waits, for whatever."""
+        return any(lane.head() for s in self._slots if s < slot for lane in self._lanes[s].values())
 
     def lanes(self, slot: int, freed: Collection[Target]) -> list[Lane]:
         """The lanes of `slot` that have a head: of any engine, and of the targets in `freed`."""

@@ -45,6 +45,11 @@ class EmulatedTrainer(EmulatedRole):
             case m.StartWarm(cmd=cmd):
                 self.link.send(m.Held(0, ""))
                 self.link.send(m.Warmed(cmd, True, 0.0, 0.0))
+            case m.Load(cmd=cmd, version=version):
+                self.link.send(m.Held(version, ""))
+                self.link.send(m.Loaded(cmd, 0.0))
+            case m.Save(cmd=cmd):  # it has nothing to write
+                self.link.send(m.Saved(cmd, 0.0, 0.0, []))
             case m.Open():
                 self._step, self._summed_tokens = order, 0
             case m.RunRound():

@@ -1,6 +1,7 @@
 """The trainer role: one core rank. Orders come in one sequence for all core ranks, so their collectives meet.
 
     FormMembers ──> process group ──> StartWarm ──> [ Open ──> RunRound ... ──> Close ──> publish ]  again and again
+    Save ──> copy; a thread writes ──> Saved │ SaveFailed        Load, in place of StartWarm ──> publish
     FetchShare ──> a thread of its own, at once ──> staging ──> ShareFetched | ShareLost        Close takes what it lists
 
 Nothing in here waits for a rank outside the core: orders come through a queue, weights are left in a host buffer that
@@ -8,6 +9,7 @@ others fetch in their own time, and shares of gradient replicas lie in staging b
 """
 
 import time
+from pathlib import Path
 
 import torch
 
@@ -18,6 +20,7 @@ from libra.rank.device import finish, role_device
 from libra.rank.group import join_group
 from libra.rank.link import RoleLink
 from libra.train.model import preload
+from libra.train.saving import Saving
 from libra.train.staging import Staging
 from libra.train.trainer import Trainer
 from libra.train.warm_start import warm_start
@@ -39,6 +42,7 @@ class TrainerRole:
         self.publisher = Publisher(token=link.spec.token, incarnation=link.spec.incarnation)
         self._trainer: Trainer | None = None
         self._staging: Staging | None = None
+        self._saving: Saving | None = None
 
     @property
     def trainer(self) -> Trainer:
@@ -51,6 +55,12 @@ class TrainerRole:
         if self._staging is None:
             raise RoleError("an order to close a step came before the core's process group was formed")
         return self._staging
+
+    @property
+    def saving(self) -> Saving:
+        if self._saving is None:
+            raise RoleError("an order to save or load came before the core's process group was formed")
+        return self._saving
 
     def run(self) -> None:
         """Until Stop."""
@@ -75,6 +85,12 @@ class TrainerRole:
             case m.Close():
                 self.link.doing = "step"
                 self._close(order)
+            case m.Save():
+                self.link.doing = "copy"
+                self.saving.save(order)
+            case m.Load():
+                self.link.doing = "load"
+                self._load(order)
             case _:
                 raise TypeError(f"a trainer cannot take the order {type(order).__name__}")
 
@@ -86,6 +102,7 @@ class TrainerRole:
         spec = self.link.spec
         self._staging = Staging(trainer.sharded.ranges(), self.dtype, spec.token, spec.incarnation, self.link.send)
         self.link.at_once[m.FetchShare] = self._staging.fetch  # it shall overlap with the rounds that wait in the queue
+        self._saving = Saving(trainer.sharded, trainer.summed, self.link.send)
         self._trainer = trainer
         self.link.send(m.Formed(order.cmd))
 
@@ -104,6 +121,12 @@ class TrainerRole:
         result = warm_start(self.trainer.sharded, self.config, self.world.vocabulary.size, demonstrations, progress)
         self._publish(0)
         self.link.send(m.Warmed(order.cmd, result.cached, result.loss, time.monotonic() - began))
+
+    def _load(self, order: m.Load) -> None:
+        began = time.monotonic()
+        self.saving.load(Path(order.directory))
+        self._publish(order.version)
+        self.link.send(m.Loaded(order.cmd, time.monotonic() - began))
 
     def _close(self, order: m.Close) -> None:
         began = time.monotonic()

@@ -14,8 +14,8 @@ from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
 from libra.errors import ConfigError, JournalError
+from libra.telemetry import segments
 from libra.telemetry.journal import DIRECTORY, JournalReader
-from libra.telemetry.replay import core_of
 from libra.workload.trace import TraceTrajectory, TraceTurn
 
 
@@ -38,16 +38,18 @@ def read_run(run_dir: Path) -> list[TraceTrajectory]:
         raise ConfigError(
             str(run_dir), [f"holds no {DIRECTORY}/, expected the directory of a run, or a file of JSON lines"]
         )
-    reader = JournalReader(run_dir / DIRECTORY)
-    try:
-        core = core_of(run_dir, msgspec.json.decode(reader.head.config, type=Config))
-    except (msgspec.ValidationError, msgspec.DecodeError) as x:
-        raise JournalError(f"{run_dir / DIRECTORY}: its configuration does not fit this code's schema: {x}") from x
     importer = _Importer()
-    for event, _ in reader:
-        importer.event(event)
-        for command in core.handle(event):
-            importer.command(event.t, command)
+    for directory in segments.directories(run_dir):
+        reader = JournalReader(directory)
+        try:
+            core = segments.core_of(directory, msgspec.json.decode(reader.head.config, type=Config))
+        except (msgspec.ValidationError, msgspec.DecodeError) as x:
+            raise JournalError(f"{directory}: its configuration does not fit this code's schema: {x}") from x
+        importer.cut()
+        for event, _ in reader:
+            importer.event(event)
+            for command in core.handle(event):
+                importer.command(event.t, command)
     return [t for _, t in sorted(importer.ended.items())]
 
 
@@ -55,6 +57,10 @@ class _Importer:
     def __init__(self) -> None:
         self.ended: dict[tuple[int, int], TraceTrajectory] = {}
         self._open: dict[int, _Open] = {}
+
+    def cut(self) -> None:
+        """The run was cut and went on: what was in flight began anew."""
+        self._open.clear()
 
     def command(self, now: float, command: c.Command) -> None:
         match command:

@@ -241,9 +241,18 @@ class Simulation:
                     self._at(self.now, e.WarmStarted(self.now, seq, rank, True, 0.0, 0.0))
                     self._at(self.now, e.WeightsHeld(self.now, rank, 0))
                 self._warm = True
+            case c.LoadCheckpoint(seq=seq, version=version, ranks=ranks):
+                for rank in ranks:
+                    self._at(self.now, e.CheckpointLoaded(self.now, seq, rank, 0.0))
+                    self._at(self.now, e.WeightsHeld(self.now, rank, version))
+                self._warm = True
+            case c.SaveCheckpoint(seq=seq):
+                self._at(self.now, e.CheckpointSaved(self.now, seq, 0.0, 0.0, 0))
             case c.FinishRun():
                 self.finish = command
             case c.OpenStep() | c.Report() | c.BatchConsumed() | c.Evaluated() | c.MoveChanged() | c.AnswerOrder():
+                pass
+            case c.TidyCheckpoints():
                 pass
             case _:
                 raise TypeError(f"no way to carry out {type(command).__name__}")

@@ -50,6 +50,8 @@ class RunView(Struct, kw_only=True):
     seed: int
     steps: int
     """Batches to consume."""
+    resumed_at: int = 0
+    """Steps that were done before this run went on."""
     phase: Phase = "starting"
     progress: float = 0.0
     """Of the phase, 0 to 1. Training shows its steps instead."""
@@ -178,7 +180,7 @@ class PlainDisplay(Display):
         if view.roles != self._roles and view.phase != "starting":
             self._roles = list(view.roles)
             self._line(f"ranks {', '.join(roles_line(view.roles))}  epoch {view.epoch}")
-        for step in range(self._step + 1, view.step + 1):
+        for step in range(max(self._step, view.resumed_at) + 1, view.step + 1):
             rewards = view.rewards[:step]
             self._line(
                 f"step {step}/{view.steps}  reward {number(rewards[-1:])}  mean of {WINDOW} {number(rewards[-WINDOW:])}"
@@ -220,6 +222,10 @@ def open_display(stream: TextIO | None = None) -> Display:
     return PlainDisplay(out)
 
 
+HELD_OUT_SHOWN = 6
+"""The last evaluations of a run that its summary shows to people."""
+
+
 def summary_rows(s: Summary) -> list[tuple[str, str]]:
     """The summary as people read it: (name, value)."""
     lengths = ", ".join(f"{turns} turns: {n}" for turns, n in s.dropped_by_length.items())
@@ -242,6 +248,16 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
     if len(s.reward_stages_last) > 1:
         stages = (f"{n} {number(s.reward_stages_first[n])} -> {number(v)}" for n, v in s.reward_stages_last.items())
         rows.insert(8, ("reward by stage", ", ".join(stages)))
+    if s.evaluations:
+        points = ", ".join(f"{p.batch}: {p.reward:.3f}" for p in s.evaluations[-HELD_OUT_SHOWN:])
+        rows.append(("held-out, by batch", points if len(s.evaluations) <= HELD_OUT_SHOWN else f"... {points}"))
+    if s.checkpoints or s.checkpoints_failed:
+        failed = f", {s.checkpoints_failed} failed" if s.checkpoints_failed else ""
+        stood = f"{s.checkpoints} saved{failed}, the trainer stood for {s.checkpoint_copy_s:.2f} s"
+        best = f"; best is {s.best_checkpoint}, held-out {number(s.best_reward)}" if s.best_checkpoint else ""
+        rows.append(("checkpoints", stood + best))
+    if s.resumed:
+        rows.append(("resumed", f"{s.resumed} x, {s.cut_off} trajectories in flight began anew"))
     if s.turns_by_bucket:
         shares = ", ".join(f"{name} {n:,}" for name, n in s.turns_by_bucket.items())
         rows.append(("turns by bucket", f"{shares}; {s.bucket_moves:,} changed it, {s.engine_moves:,} the engine"))

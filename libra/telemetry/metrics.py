@@ -5,6 +5,8 @@
     {"kind": "report", "t": ..., "level": "warning", "what": ...}    one line for people
     {"kind": "move", "t": ..., "move": 3, "stage": "ready", ...}     a move entered a stage (every field of MoveChanged)
     {"kind": "straggler", "t": ..., "batch": 4, "traj": ...}         a trajectory that held that batch up (see `paths`)
+    {"kind": "checkpoint", "t": ..., "step": 40, "bytes": ...}       a checkpoint was saved
+    {"kind": "resume", "t": ..., "step": 40, "version": 38, ...}     the run goes on from that checkpoint; see `read_metrics`
     {"kind": "gauges", "t": ..., "tokens_per_s": ..., ...}           the state of now, every second or so
 
 Invariant: a line is one `os.write`, so a reader sees whole lines only, but for a last one that a kill or a full disk cut;
@@ -71,6 +73,13 @@ class MetricsWriter:
     def straggler(self, t: float, straggler: Straggler) -> None:
         self._line("straggler", t, msgspec.structs.asdict(straggler))
 
+    def checkpoint(self, t: float, step: int, n_bytes: int, copy_s: float, seconds: float) -> None:
+        fields = {"step": step, "bytes": n_bytes, "copy_s": round(copy_s, 5), "seconds": round(seconds, 4)}
+        self._line("checkpoint", t, fields)
+
+    def resume(self, t: float, step: int, version: int, incarnation: str) -> None:
+        self._line("resume", t, {"step": step, "version": version, "incarnation": incarnation})
+
     def gauges(self, t: float, gauges: Gauges) -> None:
         self._line("gauges", t, msgspec.structs.asdict(gauges))
 
@@ -90,17 +99,36 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines, in order; a missing file has none. ValueError names the line that is no JSON object."""
+    """All whole lines, in order; a missing file has none. ValueError names the line that is no JSON object.
+
+    Where a run that was killed went on from an earlier checkpoint, what came after that and was done again is left out.
+    """
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+            row = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, msgspec.ValidationError) as e:
             raise ValueError(f"{path} line {number} is no JSON object: {e}") from e
+        if row.get("kind") == "resume":
+            rows = [r for r in rows if not _done_again(r, row["step"])]
+        rows.append(row)
     return rows
+
+
+def _done_again(row: dict[str, Any], step: int) -> bool:
+    """Whether a run that goes on after `step` batches makes this row anew."""
+    match row.get("kind"):
+        case "batch" | "straggler":
+            return row["batch"] >= step
+        case "eval":
+            return row["which"] != "eval_start" and row.get("batch", 0) >= step
+        case "checkpoint":
+            return row["step"] > step
+        case _:
+            return False
 
 
 def _fields(command: Command) -> dict[str, Any]:

@@ -118,6 +118,16 @@ class Paths:
         path.tokens += event.tokens
         path.turns += event.finish != "cut"
 
+    def longest_entries(self) -> list[tuple[float, int, Straggler]]:
+        """What `resume` takes back."""
+        return list(self._longest)
+
+    def resume(self, turns_by_bucket: dict[str, int], longest: list[tuple[float, int, Straggler]]) -> None:
+        """Go on from an earlier part of the same run."""
+        self.turns_by_bucket |= turns_by_bucket
+        self._longest = list(longest)
+        heapq.heapify(self._longest)
+
     def _bucket(self, engine: int) -> str:
         return self._buckets.get(engine, f"engine {engine}")
 

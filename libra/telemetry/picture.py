@@ -78,7 +78,10 @@ def _reward(axes: Axes, batches: list[dict[str, Any]], evals: list[dict[str, Any
     skipped = [(a, b) for a, b, r in zip(x, y, batches, strict=True) if not r["trained"]]
     if skipped:
         axes.scatter(*zip(*skipped, strict=True), color=_GREY, marker="x", s=28, label="skipped batch", zorder=3)
-    for row in evals:
+    during = [(r["batch"] + 0.5, r["reward"]) for r in evals if r["which"] == "eval"]
+    if during:
+        axes.plot(*zip(*during, strict=True), color=_ORANGE, marker="o", markersize=5, linewidth=1, label="held-out")
+    for row in [r for r in evals if r["which"] != "eval"]:
         start = row["which"] == "eval_start"
         axes.plot(
             [x[0] - 0.5 if start else x[-1] + 0.5],

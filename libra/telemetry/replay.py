@@ -17,14 +17,12 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from libra.config.rundir import TREE_START_FILE
 from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
-from libra.core.coordinator import Core
-from libra.errors import ConfigError, CoreError, JournalError
-from libra.telemetry import tree_file
-from libra.telemetry.journal import DIRECTORY, CommandChain, JournalReader
+from libra.errors import CoreError, JournalError
+from libra.telemetry import segments
+from libra.telemetry.journal import CommandChain, JournalReader
 from libra.telemetry.version import code_version
 
 _SHOWN = 8
@@ -43,6 +41,8 @@ ANSWERED_BY: dict[type[c.Command], tuple[type[e.Answer], ...]] = {
     c.OfferShare: (e.ShareOffered, e.ShareLost, e.RoundRefused),
     c.FetchShare: (e.ShareHeld, e.ShareLost),
     c.CloseStep: (e.StepDone,),
+    c.SaveCheckpoint: (e.CheckpointSaved, e.CheckpointFailed),
+    c.LoadCheckpoint: (e.CheckpointLoaded,),
     c.SetTimer: (e.TimerFired,),
 }
 """Which events may answer which command. Those that name ranks are answered once by each of them."""
@@ -63,6 +63,7 @@ class ReplayReport(Struct, frozen=True):
     problem: str
     seconds: float
     notes: tuple[str, ...] = ()
+    segments: int = 1
 
 
 class Answers:
@@ -82,6 +83,8 @@ class Answers:
                 case c.FormGroup(members=ranks):
                     self._owed[command.seq] = set(ranks)
                 case c.WarmStart(ranks=ranks) | c.InstallWeights(ranks=ranks) | c.CloseStep(ranks=ranks):
+                    self._owed[command.seq] = set(ranks)
+                case c.LoadCheckpoint(ranks=ranks):
                     self._owed[command.seq] = set(ranks)
                 case c.Round(ranks=ranks) | c.Accumulate(ranks=ranks):
                     self._owed[command.seq] = set(ranks)
@@ -116,33 +119,44 @@ class Answers:
 Watch = Callable[[e.AnyEvent, Sequence[c.Command], CoreLike], None]
 
 
-def core_of(run_dir: Path, config: Config) -> Core:
-    """The core that the run in `run_dir` began with. Raises JournalError where the tree that it started from is missing."""
-    if not config.scheduler.tree_from:
-        return Core(config)
-    try:
-        return Core(config, learned=tree_file.read(run_dir / TREE_START_FILE).learned)
-    except ConfigError as x:
-        raise JournalError(f"the run started from {config.scheduler.tree_from!r}: {x}") from x
-
-
 def check(
     run_dir: Path, make_core: Callable[[Config], CoreLike] | None = None, watch: Watch | None = None
 ) -> ReplayReport:
-    """Replay the journal of `run_dir` and compare. A difference is a report, not an exception.
+    """Replay the journal of `run_dir`, each of its segments by itself, and compare. A difference is a report, no exception.
 
     Raises JournalError where the journal itself cannot be read or its configuration is not of this code's schema.
     """
     began = time.perf_counter()
-    reader = JournalReader(run_dir / DIRECTORY)
+    total = ReplayReport(0, 0, True, "", 0.0)
+    found = segments.directories(run_dir)
+    for directory in found:
+        part = _check(directory, make_core, watch)
+        where = f"{directory.name}: " if len(found) > 1 else ""
+        total = ReplayReport(
+            total.events + part.events,
+            total.commands + part.commands,
+            part.ok,
+            f"{where}{part.problem}" if part.problem else "",
+            time.perf_counter() - began,
+            (*total.notes, *(f"{where}{note}" for note in part.notes)),
+            len(found),
+        )
+        if not total.ok:
+            break
+    return total
+
+
+def _check(directory: Path, make_core: Callable[[Config], CoreLike] | None, watch: Watch | None) -> ReplayReport:
+    """One segment."""
+    reader = JournalReader(directory)
     try:
         config = msgspec.json.decode(reader.head.config, type=Config)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise JournalError(
-            f"{run_dir / DIRECTORY}: the configuration in the head does not fit this code's schema: {error}; "
+            f"{directory}: the configuration in the head does not fit this code's schema: {error}; "
             f"it was written by {reader.head.code}, this is {code_version()}"
         ) from error
-    core = make_core(config) if make_core is not None else core_of(run_dir, config)
+    core = make_core(config) if make_core is not None else segments.core_of(directory, config)
     chain, answers = CommandChain(), Answers()
     events = commands = 0
     problem = ""
@@ -182,7 +196,7 @@ def check(
         notes.append(str(reader.torn))
     if problem and reader.head.code != code_version():
         notes.append(f"the code differs: written by {reader.head.code}, this is {code_version()}")
-    return ReplayReport(events, commands, not problem, problem, time.perf_counter() - began, tuple(notes))
+    return ReplayReport(events, commands, not problem, problem, 0.0, tuple(notes))
 
 
 def _shown(commands: Sequence[c.Command]) -> str:

@@ -96,6 +96,7 @@ def _header(view: RunView, width: int) -> Text:
 def _progress(view: RunView, width: int) -> Text:
     if view.phase == "training":
         share, label = view.step / max(view.steps, 1), f"{view.step}/{view.steps} steps"
+        label = f"{label}, {view.label}" if view.label else label
     else:
         share, label = view.progress, view.label or f"{view.progress:.0%}"
     label = label[: max(width // 2, 8)]

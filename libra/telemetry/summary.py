@@ -7,6 +7,7 @@ Invariant: the tally is a fold over the journalled stream, with no clock and no 
 get the same numbers from the same stream. Its memory is bounded by the trajectories in flight (and one float a batch).
 """
 
+import math
 import os
 import platform
 from collections import Counter, deque
@@ -19,6 +20,7 @@ from libra.config.schema import Config
 from libra.core import commands as c
 from libra.core import events as e
 from libra.telemetry.paths import Paths, Straggler
+from libra.telemetry.saved_tally import COUNTED, HeldOutPoint, SavedTally
 from libra.telemetry.version import code_version, package_version
 
 FILE = "summary.json"
@@ -68,6 +70,19 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Groups in consumed batches that carried no loss: all rewards equal, or a member failed for good."""
     dropped_by_length: dict[str, int]
     """Training trajectories that were closed without having been trained, by number of turns ("1", "2", "3-4", ...)."""
+    resumed: int = 0
+    """How often the run went on from a checkpoint."""
+    cut_off: int = 0
+    """Training attempts that were in flight or ready, but not trained, at those checkpoints: their prompts were opened anew."""
+    checkpoints: int = 0
+    checkpoints_failed: int = 0
+    checkpoint_copy_s: float = 0.0
+    """Seconds that the trainer stood still for them."""
+    evaluations: tuple[HeldOutPoint, ...] = ()
+    """Held-out rewards during the run."""
+    best_checkpoint: int | None = None
+    """The step of the checkpoint with the best held-out reward, which is `best_reward`."""
+    best_reward: float | None = None
     tokens_sampled: int
     tokens_per_s: float
     """Sampled tokens by the seconds from the first turn's order to the last turn's return."""
@@ -159,6 +174,10 @@ class Tally:
         self._stage_s: dict[str, float] = {}
         self._first_generate: float | None = None
         self._last_turn = 0.0
+        self._points: list[HeldOutPoint] = []
+        self._best: tuple[int, float] | None = None
+        self._resumed = self._cut_off = self._saves = self._saves_failed = 0
+        self._copy_s = 0.0
         self._ok, self._reason = False, "the run did not finish"
 
     @staticmethod
@@ -203,6 +222,11 @@ class Tally:
                 self._forget(traj)
             case e.WeightsFailed():
                 self._late += 1
+            case e.CheckpointSaved(copy_s=copy_s):
+                self._saves += 1
+                self._copy_s += copy_s
+            case e.CheckpointFailed():
+                self._saves_failed += 1
             case _:
                 pass
 
@@ -233,6 +257,11 @@ class Tally:
                 self.heldout[kind] = reward
                 if kind == "eval_end":
                     self._stages_heldout = _rounded(stages)
+                if kind == "eval":
+                    x = command
+                    self._points.append(HeldOutPoint(x.batch, x.version, x.newest, round(reward, 4), x.failed))
+            case c.TidyCheckpoints(best=best, reward=reward) if best:
+                self._best = best, reward
             case c.MoveChanged():
                 self._moved(command)
             case c.FinishRun(ok=ok, reason=reason):
@@ -243,7 +272,6 @@ class Tally:
     def summary(self) -> Summary:
         finite = [r for r in self.rewards if r == r]
         window_s = self._last_turn - (self._first_generate or 0.0)
-        unfinished = sum(1 for x in self._live.values() if x.kind == "train" and not (x.trained or x.replaced))
         return Summary(
             run=self.run,
             mode=self.mode,
@@ -259,13 +287,21 @@ class Tally:
             reward_heldout=self.heldout.get("eval_end"),
             reward_heldout_start=self.heldout.get("eval_start"),
             trajectories=self._ended["train"],
-            heldout_trajectories=self._ended["eval_start"] + self._ended["eval_end"],
+            heldout_trajectories=self._ended.total() - self._ended["train"],
             failed=self._failed,
             lost=sum(1 for x in self._live.values() if x.replaced),
-            unfinished=unfinished,
+            unfinished=self._unfinished(),
             discarded=self._discarded,
             dropped_groups=self._dropped_groups,
             dropped_by_length=_by_length(self._dropped),
+            resumed=self._resumed,
+            cut_off=self._cut_off,
+            checkpoints=self._saves,
+            checkpoints_failed=self._saves_failed,
+            checkpoint_copy_s=round(self._copy_s, 4),
+            evaluations=tuple(self._points),
+            best_checkpoint=self._best[0] if self._best else None,
+            best_reward=round(self._best[1], 4) if self._best else None,
             tokens_sampled=self.tokens_sampled,
             tokens_per_s=round(self.tokens_sampled / window_s, 1) if window_s > 0 else 0.0,
             turns_p50=_percentile(self._turns, 0.5),
@@ -290,6 +326,48 @@ class Tally:
             python=platform.python_version(),
             software={name: found for name in _SOFTWARE if (found := package_version(name))},
         )
+
+    # --- over a resume
+
+    def saved(self) -> SavedTally:
+        """What has been counted, but for the trajectories in flight."""
+        return SavedTally(
+            rewards=[r if r == r else None for r in self.rewards],
+            heldout={str(kind): reward for kind, reward in self.heldout.items()},
+            points=tuple(self._points),
+            numbers={name: getattr(self, name) for name in COUNTED} | {"first_generate": self._first_generate or 0.0},
+            turns=dict(self._turns),
+            dropped=dict(self._dropped),
+            ended={str(kind): n for kind, n in self._ended.items()},
+            moves=dict(self._moves),
+            moves_by=dict(self._moves_by),
+            stage_s=dict(self._stage_s),
+            turns_by_bucket=dict(self.paths.turns_by_bucket),
+            longest=self.paths.longest_entries(),
+            best=self._best,
+            in_flight=self._unfinished(),
+        )
+
+    def resume(self, saved: SavedTally) -> None:
+        """Go on from what a checkpoint holds; this tally is a new one."""
+        self.rewards = [math.nan if r is None else r for r in saved.rewards]
+        self.heldout = dict(saved.heldout)  # type: ignore[arg-type]
+        self._points = list(saved.points)
+        for name in COUNTED:
+            kind = type(getattr(self, name))
+            setattr(self, name, kind(saved.numbers[name]))
+        self._first_generate = saved.numbers["first_generate"]
+        self._turns, self._dropped = Counter(saved.turns), Counter(saved.dropped)
+        self._ended = Counter(saved.ended)  # type: ignore[arg-type]
+        self._moves, self._moves_by = Counter(saved.moves), Counter(saved.moves_by)
+        self._stage_s = dict(saved.stage_s)
+        self._best = saved.best
+        self.paths.resume(saved.turns_by_bucket, saved.longest)
+        self._resumed += 1
+        self._cut_off += saved.in_flight
+
+    def _unfinished(self) -> int:
+        return sum(1 for x in self._live.values() if x.kind == "train" and not (x.trained or x.replaced))
 
     def _to(self, trajectory: _Trajectory, stage: str) -> None:
         self.stages[trajectory.stage] -= 1

@@ -72,6 +72,30 @@ class SummedStep:
         """One round: the backward of a scalar sum over this rank's tokens. A collective."""
         self._sum.add(loss, culprits, gap)
 
+    def moments(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """AdamW's first and second moments of this rank's pieces that are not empty, 1-D, live; zeros before the first step."""
+        if self._optimizer is None:
+            return [], []
+        pieces = [t for t in self._local if t.numel()]
+        for tensor in pieces:
+            state = self._optimizer.state[tensor]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
+        first, second = ([self._optimizer.state[t][key].view(-1) for t in pieces] for key in ("exp_avg", "exp_avg_sq"))
+        return first, second
+
+    @property
+    def steps(self) -> int:
+        """Steps that AdamW has taken; 0 on a rank without a piece."""
+        states = list(self._optimizer.state.values()) if self._optimizer is not None else []
+        return int(states[0]["step"].item()) if states else 0
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        for state in self._optimizer.state.values() if self._optimizer is not None else ():
+            state["step"].fill_(count)
+
     @property
     def is_open(self) -> bool:
         return self._sum.divisor > 0

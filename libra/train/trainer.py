@@ -60,7 +60,7 @@ class Trainer:
         self.config = config
         self.sharded = ShardedPolicy(config, vocabulary, index, size, device, dtype=dtype, group_bytes=group_bytes)
         c = config.trainer
-        self._summed = SummedStep(
+        self.summed = SummedStep(
             self.sharded,
             betas=(c.beta1, c.beta2),
             eps=c.eps,
@@ -88,18 +88,18 @@ class Trainer:
             lr_scale = min(1.0, (step + 1) / c.lr_warmup_steps) if c.lr_warmup_steps else 1.0
         self._where = f"step {step}" if batch is None else f"step {step}, batch {batch}"
         self._version = step if version is None else version
-        self._summed.open(loss_tokens, c.lr * lr_scale)
+        self.summed.open(loss_tokens, c.lr * lr_scale)
 
     def round(self, samples: list[Sample]) -> None:
         """Forward and backward of this rank's micro-batch; none: a dummy that runs the same collectives."""
-        if not self._summed.is_open:
+        if not self.summed.is_open:
             raise RoleError("a round without an open step; expected open first")
-        self._summed.add(*policy_loss(self.sharded, samples, self.config.trainer, self._version))
+        self.summed.add(*policy_loss(self.sharded, samples, self.config.trainer, self._version))
 
     def close(self, shares: Sequence[Share] = ()) -> StepResult:
         """Adds `shares` in their order, clips by the global norm and steps, or refuses on every rank alike because something
         is not finite. Every core rank brings its parts of the same shares, in the same order."""
-        closed = self._summed.close(shares)
+        closed = self.summed.close(shares)
         detail = ""
         if not closed.finite:
             named = f"; trajectories with a non-finite loss: {closed.culprits}" if closed.culprits else ""

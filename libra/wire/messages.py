@@ -7,14 +7,16 @@ hello that shows the run's token and incarnation; the controller closes a link w
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from libra.wire.base import Message
+from libra.wire.saving import FilePart, Load, Loaded, Save, Saved, SaveFailed
 
 PROTOCOL = 1
 
 
-class Message(Struct, frozen=True, tag=True):
-    pass
-
+__all__ = ["FilePart", "Load", "Loaded", "Message", "Save", "SaveFailed", "Saved"]
+"""Those that are defined elsewhere and belong to the vocabulary."""
 
 # --- hellos (either kind of link)
 
@@ -244,7 +246,7 @@ class RunRound(Message, frozen=True, tag=True):
     cmd: int
     index: int
     samples: list[Sample]
-    counts: list[list[Counts]] = []
+    counts: list[list[Counts]] = field(default_factory=list)
 
 
 class Close(Message, frozen=True, tag=True):
@@ -270,7 +272,7 @@ class Accumulate(Message, frozen=True, tag=True):
     version: int
     loss_tokens: int
     samples: list[Sample]
-    counts: list[list[Counts]] = []
+    counts: list[list[Counts]] = field(default_factory=list)
 
 
 class OfferShare(Message, frozen=True, tag=True):
@@ -470,6 +472,9 @@ ToController = (
     | ShareFetched
     | ShareLost
     | StepFinished
+    | Saved
+    | SaveFailed
+    | Loaded
     | Complaint
 )
 ToSupervisor = Welcome | HeartbeatSeen | Refused | SpawnRole | KillRole | Shutdown
@@ -486,6 +491,8 @@ ToRole = (
     | Open
     | RunRound
     | Close
+    | Save
+    | Load
     | Accumulate
     | OfferShare
     | FetchShare

@@ -15,6 +15,7 @@ from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
 from libra.core.learned import Learned
+from libra.core.saved import SavedCore
 
 SIGNALS: tuple[tuple[str, int, e.Status], ...] = (
     ("t", 3, "ok"),
@@ -48,12 +49,17 @@ class VirtualShell:
         kill_rate: float = 0.0,
         share_fault_rate: float = 0.0,
         learned: Learned | None = None,
+        saved: SavedCore | None = None,
+        save_fault_rate: float = 0.0,
     ) -> None:
         self.config = config
-        self.core = Core(config, oracle=self.residual_tokens, learned=learned)
+        self.core = Core(config, oracle=self.residual_tokens, learned=learned, saved=saved)
+        self.save_fault_rate = save_fault_rate
+        self.checkpoints: dict[int, SavedCore] = {}
+        """What each checkpoint holds of the core, by step."""
         self.random = random.Random(seed)
         self.fail_rate, self.kill_rate, self.share_fault_rate = fail_rate, kill_rate, share_fault_rate
-        self.now = 0.0
+        self.now = saved.seconds if saved else 0.0
         self.heap: list[tuple[float, int, e.AnyEvent]] = []
         self.n = 0
         self.events: list[e.AnyEvent] = []
@@ -179,6 +185,18 @@ class VirtualShell:
                         cmd=command.seq, rank=rank, finite=True, loss=0.0, grad_norm=1.0, seconds=0.2,
                     )  # fmt: skip
                     self.at(0.2 + self.soon(), e.WeightsHeld, rank=rank, version=command.version)
+            case c.SaveCheckpoint():
+                step = self.core.learner.step
+                assert step is None or step.next_round <= 2, "it lies before the next step's rounds"
+                self.checkpoints[command.step] = self.core.saved(command.step)
+                if r.random() < self.save_fault_rate:
+                    self.at(self.soon(), e.CheckpointFailed, cmd=command.seq, reason="made to fail")
+                else:
+                    self.at(self.soon(), e.CheckpointSaved, cmd=command.seq, copy_s=0.1, seconds=0.5, bytes=10)
+            case c.LoadCheckpoint():
+                for rank in command.ranks:
+                    self.at(1.0, e.CheckpointLoaded, cmd=command.seq, rank=rank, seconds=1.0)
+                    self.at(1.0 + self.soon(), e.WeightsHeld, rank=rank, version=command.version)
             case c.SetTimer():
                 self.at(command.at - self.now, e.TimerFired, cmd=command.seq)
             case c.FinishRun():

@@ -20,6 +20,7 @@ WITHOUT_TORCH = (
     "config",
     "core",
     "wire",
+    "checkpoint",
     "env",
     "telemetry",
     "control",

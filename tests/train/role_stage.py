@@ -67,9 +67,9 @@ def _role(end: socket.socket, port: int, dtype_name: str, keep: str) -> None:
 
 def trainer_state(role: Any) -> list[tuple[str, int, dict[str, torch.Tensor]]]:
     """(name, first element, parameter and Adam moments) of each piece that is not empty."""
-    optimizer = role.trainer._summed._optimizer
+    optimizer = role.trainer.summed._optimizer
     state = []
-    for shard, local in zip(role.trainer.shards(), role.trainer._summed._local, strict=True):
+    for shard, local in zip(role.trainer.shards(), role.trainer.summed._local, strict=True):
         if local.numel():
             moments = {k: v.reshape(-1).clone() for k, v in optimizer.state[local].items() if k != "step"}
             state.append((shard.name, shard.start, {"parameter": shard.data.clone(), **moments}))
