@@ -4,7 +4,9 @@
 is selected and what is drawn are the same row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+
+from msgspec import Struct
 
 from tui.desk import Verdict
 from tui.draft import Draft
@@ -18,7 +20,7 @@ from tui.views.overview import overview
 from tui.views.page import Look, Page
 from tui.views.ranks import ranks
 from tui.views.stragglers import stragglers
-from tui.views.text import Line, Span, age, clean, cut, fit, width_of, words
+from tui.views.text import Line, Span, age, cut, fit, plain, width_of, words, wrapped
 from tui.views.trajectory import trajectory
 
 AROUND = 3
@@ -42,8 +44,17 @@ def page(look: Look, draft: Draft, verdict: Verdict) -> Page:
     return _VIEWS[look.ui.screen](look)
 
 
-def frame(model: Model, ui: Ui, draft: Draft, verdict: Verdict, glyphs: Glyphs, width: int, height: int, now: float) -> list[Line]:
-    look = Look(model, ui, glyphs, width, max(1, height - AROUND), now)
+class Picture(Struct, frozen=True):
+    lines: list[Line]
+    keys: Sequence[Hashable]
+    """Of the table's rows, all of them."""
+    selected: str
+    """The text of the cursor's row; "" where there is no table."""
+
+
+def frame(model: Model, ui: Ui, draft: Draft, verdict: Verdict, glyphs: Glyphs, width: int, height: int, now: float) -> Picture:
+    bottom = _bottom(model, ui, width)
+    look = Look(model, ui, glyphs, width, max(1, height - AROUND + 1 - len(bottom)), now)
     shown = page(look, draft, verdict)
     body = [*shown.head[: look.height]]
     foot = list(shown.foot[: max(0, look.height - len(body) - min(4, len(shown.keys)))])
@@ -60,8 +71,9 @@ def frame(model: Model, ui: Ui, draft: Draft, verdict: Verdict, glyphs: Glyphs, 
     body = body[: look.height - len(foot)]
     body += [()] * (look.height - len(foot) - len(body)) + foot
     where = (cursor.top + 1, min(len(shown.keys), cursor.top + room), len(shown.keys)) if shown.keys else None
-    lines = [_header(look), _tabs(look, where), *body, _bottom(look)]
-    return [cut(line, width) for line in lines][:height]
+    lines = [_header(look), _tabs(look, where), *body, *bottom]
+    selected = plain(shown.row(cursor.index)) if shown.keys else ""
+    return Picture([cut(line, width) for line in lines][:height], shown.keys, selected)
 
 
 def _settle(ui: Ui, shown: Page, room: int) -> None:
@@ -116,22 +128,27 @@ def _tabs(look: Look, where: tuple[int, int, int] | None) -> Line:
     return _ends(tuple(names), ((note, "draft"), (place, "dim")), look.width)
 
 
-def _bottom(look: Look) -> Line:
-    ui, model = look.ui, look.model
+def _bottom(model: Model, ui: Ui, width: int) -> list[Line]:
+    """The last answer, else why the link is lost, else the keys of this screen."""
     if ui.said:
-        return ((clean(ui.said), ui.said_style),)
+        return [((text, ui.said_style),) for text in wrapped(ui.said, width, 3)]
     if model.link.stage == "lost" and model.link.what:
-        return ((clean(model.link.what), "bad"),)
-    shown = [
-        k for k in KEYS if works(k, ui.screen, control=model.control, replay=model.link.stage == "replay") and (k.screens or k.mode)
-    ]
+        return [((text, "bad"),) for text in wrapped(model.link.what, width, 2)]
+    replay = model.link.stage == "replay"
+    shown = [k for k in KEYS if works(k, ui.screen, control=model.control, replay=replay) and (k.screens or k.mode)]
     keys: list[Span] = []
     for key in (*shown, *(k for k in KEYS if k.shown in ("enter", "space", "?", "q"))):
-        keys += [(key.shown, "key"), (f" {_SHORT.get(key.shown, key.action.partition('(')[0])}  ", "dim")]
-    return tuple(keys)
+        keys += [(key.shown, "key"), (f" {_SHORT.get(key.shown, _named(key.action))}  ", "dim")]
+    return [tuple(keys)]
 
 
-_SHORT = {"?": "help", "q": "quit", "u": "undo", "p": "auto", "t": "to", ".": "step", "]": "on", "[": "back", ">": "faster", "<": "slower"}
+def _named(action: str) -> str:
+    """order('move'): move."""
+    name, _, argument = action.rstrip(")").partition("(")
+    return argument.strip("'") or name
+
+
+_SHORT = {"space": "stop", "?": "help", "q": "quit", "u": "undo", "p": "auto", "t": "to", ".": "step", "]": "on", "[": "back", ">": "faster", "<": "slower"}
 
 
 def _ends(left: Line, right: Line, width: int) -> Line:

@@ -30,7 +30,7 @@ FIXED = 73
 
 
 def _wanted(look: Look, t: TailRow) -> bool:
-    return matches(look.ui.filter, t.id, t.stage, t.signal, t.kind, f"batch{t.batch}", f"group{t.group}", _flags(t))
+    return matches(look.ui.filter, t.id, t.stage, t.signal, t.kind, f"batch{t.batch}", f"group{t.group}", f"engine{t.engine}", _flags(t))
 
 
 def _about(s: Snapshot, shown: int) -> Line:

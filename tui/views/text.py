@@ -154,6 +154,7 @@ def spark(values: Sequence[float | None], width: int, steps: str, low: float | N
 
 
 def matches(needle: str, *fields: object) -> bool:
-    """A filter: every word of it stands in one of the fields, whatever its case."""
-    hay = " ".join(str(field) for field in fields).lower()
-    return all(word in hay for word in needle.lower().split())
+    """A filter: every word of it stands in one of the fields, whatever its case; a word after `=` is a whole field."""
+    names = [str(field).lower() for field in fields]
+    hay = " ".join(names)
+    return all(word[1:] in names if word.startswith("=") else word in hay for word in needle.lower().split())
