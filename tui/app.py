@@ -5,6 +5,7 @@ States are drawn at most `terminal.states_per_s` times a second; keys at once. E
 
 import asyncio
 import contextlib
+import contextvars
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,7 @@ class Dashboard(App[None]):
 
     def on_mount(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._here = contextvars.copy_context()  # textual's own, which a call from another thread would lack
         self.feed.wake = self._waked
         self.source.start()
         if self._desk is not None:
@@ -104,7 +106,7 @@ class Dashboard(App[None]):
     def _on_loop(self, call: Callable[..., None], *args: object) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the person has left
-                self._loop.call_soon_threadsafe(call, *args)
+                self._loop.call_soon_threadsafe(call, *args, context=self._here)
 
     def _arrived(self) -> None:
         if not self._due and not self.ui.paused:
@@ -246,14 +248,22 @@ class Dashboard(App[None]):
         self.push_screen(Ask([(("show only rows with", "bold"),)], self.ui.filter, self.styles_by_name), typed)
 
     def action_copy(self) -> None:
-        text = self.picture.selected or "\n".join("".join(part for part, _ in line).rstrip() for line in self.picture.lines)
+        text = self.picture.selected or "\n".join(
+            "".join(part for part, _ in line).rstrip() for line in self.picture.lines
+        )
         self.copy_to_clipboard(text)
         self.ui.say("copied (OSC 52: the terminal must allow it)", "dim")
 
     async def action_save(self) -> None:
         try:
             paths = await asyncio.to_thread(
-                save, self._directory, self.model.run, self.ui.screen, self.picture.lines, self.styles_by_name, self.size.width
+                save,
+                self._directory,
+                self.model.run,
+                self.ui.screen,
+                self.picture.lines,
+                self.styles_by_name,
+                self.size.width,
             )
         except OSError as e:
             self.ui.say(f"not saved: {e}", "bad")
@@ -263,10 +273,16 @@ class Dashboard(App[None]):
     def action_order(self, name: str) -> None:
         key = next(k for k in KEYS if k.action == f"order('{name}')")
         if self.ordering is None:
-            why = "a replay cannot be changed" if isinstance(self.source, Replay) else "a look only: libra top RUN --control"
+            why = (
+                "a replay cannot be changed"
+                if isinstance(self.source, Replay)
+                else "a look only: libra top RUN --control"
+            )
             self.ui.say(why, "warn")
         elif not works(key, self.ui.screen, control=True, replay=False):
-            self.ui.say(f"{key.shown} works on screen {', '.join(str(SCREENS.index(s) + 1) for s in key.screens)}", "warn")
+            self.ui.say(
+                f"{key.shown} works on screen {', '.join(str(SCREENS.index(s) + 1) for s in key.screens)}", "warn"
+            )
         else:
             self.ordering.do(name)
 

@@ -21,7 +21,7 @@ class Target(Struct, frozen=True, order=True):
     bucket: str = ""
 
     def __str__(self) -> str:
-        return self.bucket and f"rollout {self.bucket}" or self.role
+        return (self.bucket and f"rollout {self.bucket}") or self.role
 
 
 class Unit(Struct, frozen=True):
@@ -119,7 +119,9 @@ class Draft:
         present = units(s)
         for unit in reversed(present):
             mark = self.marks.get(unit.ranks)
-            opposite = mark is not None and (mark == away if away else mark.role == "rollout" and unit.role != "rollout")
+            opposite = mark is not None and (
+                mark == away if away else mark.role == "rollout" and unit.role != "rollout"
+            )
             if opposite:
                 self._mark(unit, None)
                 return ""

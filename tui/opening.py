@@ -28,7 +28,9 @@ def open_dashboard(run: str | None, terminal: Terminal, *, control: bool, replay
         why = "a replay cannot be changed" if replay else f"{run_dir.name} does not run here"
         raise LibraError(f"got --control, but {why}; leave --control out")
     model = Model(run_dir.name)
-    return Dashboard(model, feed, Replay(lambda: _tape(run_dir), feed, terminal.states_per_s), terminal, None, directory)
+    return Dashboard(
+        model, feed, Replay(lambda: _tape(run_dir), feed, terminal.states_per_s), terminal, None, directory
+    )
 
 
 def _tape(run_dir: Path) -> Tape:

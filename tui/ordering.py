@@ -128,7 +128,11 @@ class Ordering:
         if order is None:
             self._app.ui.say("there is no draft: + - m b x make one", "warn")
             return
-        changes = [((line, ""),) for text in self.draft.difference(s, self._app.glyphs.arrow) for line in wrapped(text, WIDTH, 2)]
+        changes = [
+            ((line, ""),)
+            for text in self.draft.difference(s, self._app.glyphs.arrow)
+            for line in wrapped(text, WIDTH, 2)
+        ]
 
         def lines() -> list[Line]:
             stale = self.verdict.revision != self.draft.revision
@@ -159,7 +163,9 @@ class Ordering:
         self._app.push_screen(Ask([(("hold automatic moves for", "bold"),)], "10m", self._app.styles_by_name), typed)
 
     def _call_off(self, move: MoveRow, s: Snapshot) -> None:
-        self._confirm(CancelMove(move.id), [((f"call off move {move.id}: {move.what}", "bold"),)], {"go": "Call off"}, s)
+        self._confirm(
+            CancelMove(move.id), [((f"call off move {move.id}: {move.what}", "bold"),)], {"go": "Call off"}, s
+        )
 
     def _selected(self, s: Snapshot) -> int:
         key = self._app.ui.cursor.key if self._app.ui.screen == "stragglers" else self._app.ui.trajectory
@@ -214,7 +220,9 @@ class Ordering:
                 chosen = order(answer) if callable(order) else order
                 then()
                 taken = self._desk.give(chosen, epoch)
-                self._app.ui.say("given, waiting for the answer" if taken else "too many orders wait for answers", "dim")
+                self._app.ui.say(
+                    "given, waiting for the answer" if taken else "too many orders wait for answers", "dim"
+                )
             else:
                 self._app.ui.say("nothing was ordered", "dim")
             self._app.draw()

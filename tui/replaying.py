@@ -43,7 +43,11 @@ class Want(Struct, frozen=True):
 
 class Replay:
     def __init__(
-        self, open_tape: Callable[[], Tape], feed: Feed, states_per_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        open_tape: Callable[[], Tape],
+        feed: Feed,
+        states_per_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open = open_tape
         self._feed = feed

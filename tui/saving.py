@@ -32,8 +32,26 @@ line-height: {line_height}px; }}
 _THEME = TerminalTheme(
     (22, 24, 29),
     (208, 210, 214),
-    [(40, 42, 48), (213, 94, 0), (0, 158, 115), (230, 159, 0), (0, 114, 178), (204, 121, 167), (86, 180, 233), (208, 210, 214)],
-    [(110, 112, 118), (213, 94, 0), (0, 158, 115), (240, 228, 66), (86, 180, 233), (204, 121, 167), (140, 200, 240), (255, 255, 255)],
+    [
+        (40, 42, 48),
+        (213, 94, 0),
+        (0, 158, 115),
+        (230, 159, 0),
+        (0, 114, 178),
+        (204, 121, 167),
+        (86, 180, 233),
+        (208, 210, 214),
+    ],
+    [
+        (110, 112, 118),
+        (213, 94, 0),
+        (0, 158, 115),
+        (240, 228, 66),
+        (86, 180, 233),
+        (204, 121, 167),
+        (140, 200, 240),
+        (255, 255, 255),
+    ],
 )
 
 
@@ -42,13 +60,22 @@ def text_of(lines: Sequence[Line]) -> str:
 
 
 def svg_of(lines: Sequence[Line], styles: Mapping[str, Style], width: int, name: str) -> str:
-    console = Console(width=width, record=True, file=io.StringIO(), color_system="256", force_terminal=True, legacy_windows=False)
+    console = Console(
+        width=width, record=True, file=io.StringIO(), color_system="256", force_terminal=True, legacy_windows=False
+    )
     for line in lines:
-        console.print(Text.assemble(*((text, styles[style]) for text, style in line)), no_wrap=True, overflow="crop", highlight=False)
+        console.print(
+            Text.assemble(*((text, styles[style]) for text, style in line)),
+            no_wrap=True,
+            overflow="crop",
+            highlight=False,
+        )
     return console.export_svg(title=name, theme=_THEME, code_format=_SVG, unique_id="libra")
 
 
-def save(directory: Path, run: str, screen: str, lines: Sequence[Line], styles: Mapping[str, Style], width: int) -> list[Path]:
+def save(
+    directory: Path, run: str, screen: str, lines: Sequence[Line], styles: Mapping[str, Style], width: int
+) -> list[Path]:
     """Both files, named by run, screen and time; OSError where they cannot be written."""
     stem = f"libra-{run}-{screen}-{time.strftime('%Y%m%d-%H%M%S')}"
     text, picture = directory / f"{stem}.txt", directory / f"{stem}.svg"

@@ -6,6 +6,7 @@ The worker starts with the first draft and stays; it is killed where an answer i
 the desk's thread calls this; `close` may come from any.
 """
 
+import contextlib
 import os
 import selectors
 import struct
@@ -66,7 +67,9 @@ class Worker:
             deadline = time.monotonic() + self._answer_s
             (length,) = _LENGTH.unpack(self._read(process, _LENGTH.size, deadline))
             if length > MOST_ANSWER_BYTES:
-                raise LibraError(f"got an answer of {length} bytes from the what-if worker, expected at most {MOST_ANSWER_BYTES}")
+                raise LibraError(
+                    f"got an answer of {length} bytes from the what-if worker, expected at most {MOST_ANSWER_BYTES}"
+                )
             return msgspec.msgpack.decode(self._read(process, length, deadline), type=Price)
         except (OSError, EOFError, TimeoutError, msgspec.DecodeError, LibraError) as e:
             self.close()
@@ -80,10 +83,8 @@ class Worker:
         process.wait(timeout=5.0)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                try:
+                with contextlib.suppress(OSError):  # what was not written is of no use any more
                     pipe.close()
-                except OSError:
-                    pass  # what was not written is of no use any more
 
     def _alive(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:

@@ -54,7 +54,10 @@ def _draft(s: Snapshot, look: Look, draft: Draft, verdict: Verdict) -> list[Line
         return []
     changes = draft.difference(s, look.glyphs.arrow)
     lines: list[Line] = [
-        ((f"draft, {len(changes)} change{'s' if len(changes) != 1 else ''}", "draft"), ("  enter orders it, esc drops it", "dim"))
+        (
+            (f"draft, {len(changes)} change{'s' if len(changes) != 1 else ''}", "draft"),
+            ("  enter orders it, esc drops it", "dim"),
+        )
     ]
     stale = verdict.revision != draft.revision
     lines += [((f"  {text}", style if not stale else "dim"),) for text, style in judged(verdict, stale, look.width - 2)]
@@ -108,7 +111,7 @@ def _unit(unit: Unit, draft: Draft, engines: dict, hosts: dict[int, str], look: 
     load = f"{right(f'{engine.running}+{engine.waiting}', 7)} KV {percent(engine.kv)}" if engine else ""
     if engine and not engine.up:
         load = "not up"
-    now = unit.bucket and f"rollout {unit.bucket}" or unit.role
+    now = (unit.bucket and f"rollout {unit.bucket}") or unit.role
     return (
         (fit(unit.name, 13), ""),
         (fit(ranges(unit.ranks), 11), ""),

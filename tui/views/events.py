@@ -13,10 +13,15 @@ def events(look: Look) -> Page:
         return _row(shown[i])
 
     return Page(
-        head=[((f"{len(shown)} events" + (f" of {len(news)}" if look.ui.filter else ""), "bold"),), (("    time topic   what", "dim"),)],
+        head=[
+            ((f"{len(shown)} events" + (f" of {len(news)}" if look.ui.filter else ""), "bold"),),
+            (("    time topic   what", "dim"),),
+        ],
         keys=[n.n for n in shown],
         row=row,
-        empty="no event matches the filter" if look.ui.filter else "nothing has happened since this dashboard was opened",
+        empty="no event matches the filter"
+        if look.ui.filter
+        else "nothing has happened since this dashboard was opened",
     )
 
 

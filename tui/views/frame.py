@@ -52,7 +52,9 @@ class Picture(Struct, frozen=True):
     """The text of the cursor's row; "" where there is no table."""
 
 
-def frame(model: Model, ui: Ui, draft: Draft, verdict: Verdict, glyphs: Glyphs, width: int, height: int, now: float) -> Picture:
+def frame(
+    model: Model, ui: Ui, draft: Draft, verdict: Verdict, glyphs: Glyphs, width: int, height: int, now: float
+) -> Picture:
     bottom = _bottom(model, ui, width)
     look = Look(model, ui, glyphs, width, max(1, height - AROUND + 1 - len(bottom)), now)
     shown = page(look, draft, verdict)
@@ -148,7 +150,19 @@ def _named(action: str) -> str:
     return argument.strip("'") or name
 
 
-_SHORT = {"space": "stop", "?": "help", "q": "quit", "u": "undo", "p": "auto", "t": "to", ".": "step", "]": "on", "[": "back", ">": "faster", "<": "slower"}
+_SHORT = {
+    "space": "stop",
+    "?": "help",
+    "q": "quit",
+    "u": "undo",
+    "p": "auto",
+    "t": "to",
+    ".": "step",
+    "]": "on",
+    "[": "back",
+    ">": "faster",
+    "<": "slower",
+}
 
 
 def _ends(left: Line, right: Line, width: int) -> Line:

@@ -28,7 +28,10 @@ def overview(look: Look) -> Page:
         lines += [(), *_buckets(s, look)]
     room = look.height - len(lines) - 1
     alerts = s.run.alerts[-max(room, 1) :]
-    lines += [_named("alerts", (("none", "dim"),) if not alerts else ()), *(_alert(a.t, a.level, a.what) for a in alerts)]
+    lines += [
+        _named("alerts", (("none", "dim"),) if not alerts else ()),
+        *(_alert(a.t, a.level, a.what) for a in alerts),
+    ]
     return Page(head=lines)
 
 
@@ -52,7 +55,13 @@ def _progress(s: Snapshot, look: Look) -> list[Line]:
         ),
         _named(
             "run",
-            words(run.phase, f"{run.mode}, {run.policy}", f"version {run.version}", f"lag {run.lag} of {run.max_lag}", f"up {age(s.t)}"),
+            words(
+                run.phase,
+                f"{run.mode}, {run.policy}",
+                f"version {run.version}",
+                f"lag {run.lag} of {run.max_lag}",
+                f"up {age(s.t)}",
+            ),
         ),
     ]
     if run.label:
@@ -69,7 +78,10 @@ def _rates(s: Snapshot, look: Look) -> list[Line]:
     return [
         _named(
             "throughput",
-            ((fit(f"{number(run.tokens_per_s)} tok/s", 13), "bold"), (spark(look.model.history.tokens_per_s, wide, steps, 0.0), "heat")),
+            (
+                (fit(f"{number(run.tokens_per_s)} tok/s", 13), "bold"),
+                (spark(look.model.history.tokens_per_s, wide, steps, 0.0), "heat"),
+            ),
         ),
         _named("", ((f"{number(float(run.tokens_sampled))} tokens sampled", "dim"),)),
         _named(
@@ -161,8 +173,13 @@ def _buckets(s: Snapshot, look: Look) -> list[Line]:
     return [
         _named(
             b.name,
-            words(f"TP {b.tp}", f"{b.up} of {b.engines} up", f"in flight {b.in_flight}", f"{number(float(b.waiting_tokens))} tokens wait",
-                  f"oldest {age(b.oldest_s)}"),
+            words(
+                f"TP {b.tp}",
+                f"{b.up} of {b.engines} up",
+                f"in flight {b.in_flight}",
+                f"{number(float(b.waiting_tokens))} tokens wait",
+                f"oldest {age(b.oldest_s)}",
+            ),
         )
         for b in s.buckets[: max(1, look.height - 26)]
     ]

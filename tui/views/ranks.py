@@ -27,7 +27,10 @@ def ranks(look: Look) -> Page:
 
     head = "rank role     unit bucket  run+wait  KV  seen doing      "
     heat = f"busy, {len(columns)} steps" if columns else "busy (from the next state on)"
-    title = ((head + (fit("host", HOST) + " " if hosts else ""), "dim"), (right(heat, max(0, look.width - fixed)), "dim"))
+    title = (
+        (head + (fit("host", HOST) + " " if hosts else ""), "dim"),
+        (right(heat, max(0, look.width - fixed)), "dim"),
+    )
     return Page(
         head=[_summary(s, look), cut(title, look.width)],
         keys=[r.rank for r in shown],
@@ -82,5 +85,7 @@ def heat(r: RankRow, columns: list[Column], look: Look) -> str:
     steps, absent = look.glyphs.heat, look.glyphs.absent
     last = len(steps) - 1
     levels = (column.of(r.rank) for column in columns)
-    text = "".join(absent if level == UNKNOWN_LEVEL else steps[(level * last + LEVELS // 2) // LEVELS] for level in levels)
+    text = "".join(
+        absent if level == UNKNOWN_LEVEL else steps[(level * last + LEVELS // 2) // LEVELS] for level in levels
+    )
     return " " + text

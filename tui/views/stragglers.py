@@ -30,7 +30,17 @@ FIXED = 73
 
 
 def _wanted(look: Look, t: TailRow) -> bool:
-    return matches(look.ui.filter, t.id, t.stage, t.signal, t.kind, f"batch{t.batch}", f"group{t.group}", f"engine{t.engine}", _flags(t))
+    return matches(
+        look.ui.filter,
+        t.id,
+        t.stage,
+        t.signal,
+        t.kind,
+        f"batch{t.batch}",
+        f"group{t.group}",
+        f"engine{t.engine}",
+        _flags(t),
+    )
 
 
 def _about(s: Snapshot, shown: int) -> Line:
@@ -46,7 +56,9 @@ def _about(s: Snapshot, shown: int) -> Line:
 def _histograms(s: Snapshot, look: Look, tall: int) -> list[Line]:
     most = max((n for b in s.buckets for n in b.residual), default=0)
     room = max(2, (look.height - 8) // (tall + (1 if tall > 1 else 0)) - 1)
-    lines: list[Line] = [((fit("bucket  up    run  toks wait  oldest  pace", 46), "dim"), ("residual tokens of what runs", "dim"))]
+    lines: list[Line] = [
+        ((fit("bucket  up    run  toks wait  oldest  pace", 46), "dim"), ("residual tokens of what runs", "dim"))
+    ]
     for bucket in s.buckets[:room]:
         bars = columns(bucket.residual, most, tall, look.glyphs.heat)
         lines += [((" " * 46, ""), (line, "heat")) for line in bars[:-1]]
@@ -77,7 +89,9 @@ def columns(counts: tuple[int, ...], most: int, tall: int, steps: str) -> list[s
     lines = []
     for line in reversed(range(tall)):
         blank = steps[0] if line == 0 else " "
-        lines.append("".join(blank if level <= line * units else steps[min(units, level - line * units)] for level in levels))
+        lines.append(
+            "".join(blank if level <= line * units else steps[min(units, level - line * units)] for level in levels)
+        )
     return lines
 
 

@@ -148,7 +148,9 @@ def spark(values: Sequence[float | None], width: int, steps: str, low: float | N
     top = max(known)
     last = len(steps) - 1
     return "".join(
-        " " if v is None else steps[last // 2 if top <= base else min(last, max(0, round((v - base) / (top - base) * last)))]
+        " "
+        if v is None
+        else steps[last // 2 if top <= base else min(last, max(0, round((v - base) / (top - base) * last)))]
         for v in shown
     )
 

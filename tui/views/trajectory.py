@@ -15,11 +15,20 @@ def trajectory(look: Look) -> Page:
     if d is None or d.id != wanted:
         return Page(empty=f"trajectory {wanted}: waiting for its turns")
     if not d.found:
-        return Page(head=[((f"trajectory {wanted}", "bold"),)], empty="it is over, or never was; the journal has it (libra replay RUN --traj)")
+        return Page(
+            head=[((f"trajectory {wanted}", "bold"),)],
+            empty="it is over, or never was; the journal has it (libra replay RUN --traj)",
+        )
     path = d.path[-max(2, (look.height - 8) // 2) :]
     turns = d.turns
-    head: list[Line] = [*_about(d, look), (), (("path through the causality tree            visits    left     P90", "dim"),)]
-    head += [_node(node, d.path.index(node), node is d.path[-1], look) for node in path] or [(("no prediction was made yet", "dim"),)]
+    head: list[Line] = [
+        *_about(d, look),
+        (),
+        (("path through the causality tree            visits    left     P90", "dim"),),
+    ]
+    head += [_node(node, d.path.index(node), node is d.path[-1], look) for node in path] or [
+        (("no prediction was made yet", "dim"),)
+    ]
     head += [(), ((_HEAD, "dim"),)]
 
     def row(i: int) -> Line:
@@ -35,9 +44,13 @@ def _about(d: TrajectoryDetail, look: Look) -> list[Line]:
     s = look.model.snapshot
     row = next((t for t in s.tail if t.id == d.id), None) if s is not None else None
     left = (
-        words(f"predicted left {number(row.residual_mean)} tokens (P90 {number(row.residual_p90)})", f"age {seconds(row.age_s)}",
-              ("stalled", "bad") if row.stalled else None, ("slow", "warn") if row.slow else None,
-              ("raised", "draft") if row.raised else None)
+        words(
+            f"predicted left {number(row.residual_mean)} tokens (P90 {number(row.residual_p90)})",
+            f"age {seconds(row.age_s)}",
+            ("stalled", "bad") if row.stalled else None,
+            ("slow", "warn") if row.slow else None,
+            ("raised", "draft") if row.raised else None,
+        )
         if row is not None
         else words(("not in the tail", "dim"))
     )
@@ -49,7 +62,13 @@ def _about(d: TrajectoryDetail, look: Look) -> list[Line]:
             f"group {d.group}, batch {d.batch}",
             f"attempt {d.attempt}",
         ),
-        words((d.stage, "title"), f"{len(d.turns) + d.earlier} turns", f"reward {'-' if d.reward is None else f'{d.reward:.3f}'}") + (("  ", ""),) + left,
+        words(
+            (d.stage, "title"),
+            f"{len(d.turns) + d.earlier} turns",
+            f"reward {'-' if d.reward is None else f'{d.reward:.3f}'}",
+        )
+        + (("  ", ""),)
+        + left,
     ]
 
 
@@ -57,7 +76,10 @@ def _node(node: NodeRow, depth: int, used: bool, look: Look) -> Line:
     branch = "  " * min(depth, 8) + (look.glyphs.dot if used else look.glyphs.arrow) + " "
     return (
         (fit(branch + node.label, 41), "bold" if used else ""),
-        (right(f"{node.visits:.1f}", 8) + right(number(node.residual_mean), 8) + right(number(node.residual_p90), 8), "bold" if used else ""),
+        (
+            right(f"{node.visits:.1f}", 8) + right(number(node.residual_mean), 8) + right(number(node.residual_p90), 8),
+            "bold" if used else "",
+        ),
     )
 
 
@@ -73,4 +95,3 @@ def _turn(t: TurnRow, look: Look) -> Line:
         (f"  {clean(t.signal)}{cut}", ""),
         (f"  {clean(t.reason)}" if t.reason else "", "dim"),
     )
-
