@@ -32,7 +32,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):  # textual draws on stderr
-        print("libra: top needs a terminal; libra status and libra watch do without (--json for programs)", file=sys.stderr)
+        print(
+            "libra: top needs a terminal; libra status and libra watch do without (--json for programs)",
+            file=sys.stderr,
+        )
         return 1
     terminal = prepare_here(ascii_only=args.ascii)
     try:

@@ -10,7 +10,7 @@ from tui.views.text import Line, age, cut, fit, matches, percent, right
 
 OLD_HEARTBEAT_S = 10.0
 HOST = 14
-STATUS_STYLE = {"up": "", "starting": "moving", "down": "warn", "absent": "warn", "lost": "bad"}
+STATUS_STYLE = {"lost": "bad", "absent": "warn", "starting": "moving", "forming": "moving", "fetching": "moving"}
 
 
 def ranks(look: Look) -> Page:
@@ -25,8 +25,8 @@ def ranks(look: Look) -> Page:
     def row(i: int) -> Line:
         return _row(shown[i], engines, columns, look, hosts)
 
-    head = "rank role     unit bucket  run+wait  KV  seen doing      "
-    heat = f"busy, {len(columns)} steps" if columns else "busy (from the next state on)"
+    head = "rank role     unit bucket  run+wait   KV  seen doing      "
+    heat = f"busy, {len(columns)} steps" if columns else "busy"
     title = (
         (head + (fit("host", HOST) + " " if hosts else ""), "dim"),
         (right(heat, max(0, look.width - fixed)), "dim"),
@@ -40,7 +40,7 @@ def ranks(look: Look) -> Page:
 
 
 def _fixed(hosts: bool) -> int:
-    return 4 + 1 + 8 + 1 + 4 + 1 + 7 + 1 + 8 + 1 + 4 + 1 + 4 + 1 + 10 + (HOST + 1 if hosts else 0)
+    return 4 + 1 + 8 + 1 + 4 + 1 + 7 + 1 + 8 + 1 + 4 + 1 + 5 + 1 + 10 + (HOST + 1 if hosts else 0)
 
 
 def _wanted(look: Look, r: RankRow) -> bool:
@@ -48,14 +48,14 @@ def _wanted(look: Look, r: RankRow) -> bool:
 
 
 def _summary(s: Snapshot, look: Look) -> Line:
-    trouble = [r for r in s.ranks if r.status not in ("up", "starting")]
+    trouble = [r for r in s.ranks if r.status in ("absent", "lost")]
     late = [r for r in s.ranks if r.seen_s is not None and r.seen_s > OLD_HEARTBEAT_S]
     scale = look.glyphs.heat
     return (
         (f"{len(s.ranks)} ranks", "bold"),
-        (f"  {len(trouble)} not up", "bad" if trouble else "dim"),
-        (f"  {len(late)} heartbeats older than {OLD_HEARTBEAT_S:g}s", "bad" if late else "dim"),
-        (f"  busy: 0 {scale} 100 %", "dim"),
+        (f"  {len(trouble)} absent or lost", "bad" if trouble else "dim"),
+        (f"  {len(late)} without heartbeat for {OLD_HEARTBEAT_S:g}s", "bad" if late else "dim"),
+        (f"  busy 0 {scale} 100%", "dim"),
     )
 
 
@@ -63,7 +63,7 @@ def _row(r: RankRow, engines: dict[int, EngineRow], columns: list[Column], look:
     engine = engines.get(r.unit) if r.role == "rollout" else None
     queue = f"{engine.running}+{engine.waiting}" if engine else "-"
     kv = percent(engine.kv) if engine else "-"
-    doing = r.doing or r.status if r.status == "up" else r.status
+    doing = r.doing or r.status if r.status == "serving" else r.status
     late = r.seen_s is not None and r.seen_s > OLD_HEARTBEAT_S
     role = "moving" if r.move and r.role != "lost" else r.role
     return (
@@ -73,7 +73,7 @@ def _row(r: RankRow, engines: dict[int, EngineRow], columns: list[Column], look:
         (fit(r.bucket or "-", 8), ""),
         (right(queue, 8) + " ", ""),
         (right(kv, 4) + " ", "warn" if engine and engine.kv >= 0.95 else ""),
-        (right(age(r.seen_s), 4) + " ", "bad" if late else "dim"),
+        (right(age(r.seen_s), 5) + " ", "bad" if late else "dim"),
         (fit(doing or "-", 10), STATUS_STYLE.get(r.status, "")),
         (f" {fit(r.host, HOST)}" if hosts else "", "dim"),
         (heat(r, columns, look), "heat2" if role == "gradient" else "heat"),

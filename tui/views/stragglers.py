@@ -24,8 +24,8 @@ def stragglers(look: Look) -> Page:
     return Page(head=head, keys=[t.id for t in shown], row=row, empty=empty)
 
 
-HEAD = "    id stage         for    age turn   toks   left    P90  eng flags    last signal"
-FIXED = 73
+HEAD = "   id stage          for    age turn  toks  left   P90 eng flags    last signal"
+FIXED = 67
 """Columns before the last signal."""
 
 
@@ -97,13 +97,13 @@ def columns(counts: tuple[int, ...], most: int, tall: int, steps: str) -> list[s
 
 def _row(t: TailRow, signal: int) -> Line:
     return (
-        (right(str(t.id), 6) + " ", ""),
+        (right(str(t.id), 5) + " ", ""),
         (fit(t.stage, 11), _stage_style(t)),
         (right(age(t.since_s), 6) + right(age(t.age_s), 7), "bad" if t.stalled else ""),
-        (right(str(t.turns), 5) + right(number(float(t.sampled_tokens)), 7), ""),
-        (right(number(t.residual_mean), 7) + right(number(t.residual_p90), 7), "bold" if t.evidence > 0 else "dim"),
-        (right("-" if t.engine < 0 else str(t.engine), 5) + " ", ""),
-        flags(t, 9),
+        (right(str(t.turns), 5) + right(number(float(t.sampled_tokens)), 6), ""),
+        (right(number(t.residual_mean), 6) + right(number(t.residual_p90), 6), "bold" if t.evidence > 0 else "dim"),
+        (right("-" if t.engine < 0 else str(t.engine), 4) + " ", ""),
+        flags(t, 8),
         (" " + fit(t.signal or "-", max(1, signal)), "dim"),
     )
 
