@@ -136,7 +136,7 @@ def _past(s: Snapshot, look: Look, above: int, rows: int) -> list[Line]:
             (
                 (right(seconds(m.since), 8) + "  ", "dim"),
                 (f"{m.id} {clean(m.what)}  ", ""),
-                (f"{m.stage} after {age(m.since - m.began)}  ", "ok" if m.stage == "done" else "warn"),
+                (f"{m.stage} after {age(m.since - m.began)}  ", "ok" if m.stage == "ready" else "warn"),
                 (clean(f"by {who}{why}"), "dim"),
             )
         )

@@ -124,9 +124,9 @@ def _link(look: Look) -> Span:
 def _tabs(look: Look, where: tuple[int, int, int] | None) -> Line:
     names: list[Span] = []
     for n, name in enumerate(SCREENS, 1):
-        names += [(f" {n} {name} ", "tab" if name == look.ui.screen else "dim")]
+        names += [(f"{n} {name}", "tab" if name == look.ui.screen else "dim"), (" ", "")]
     note = f"/{look.ui.filter}  " if look.ui.filter else ""
-    place = f"{where[0]}-{where[1]} of {where[2]}" if where and where[2] > where[1] - where[0] + 1 else ""
+    place = f"{where[0]}-{where[1]}/{where[2]}" if where and where[2] > where[1] - where[0] + 1 else ""
     return _ends(tuple(names), ((note, "draft"), (place, "dim")), look.width)
 
 
@@ -139,7 +139,7 @@ def _bottom(model: Model, ui: Ui, width: int) -> list[Line]:
     replay = model.link.stage == "replay"
     shown = [k for k in KEYS if works(k, ui.screen, control=model.control, replay=replay) and (k.screens or k.mode)]
     keys: list[Span] = []
-    for key in (*shown, *(k for k in KEYS if k.shown in ("enter", "space", "?", "q"))):
+    for key in (*(k for k in KEYS if k.shown in ("?", "q", "space", "enter")), *shown):
         keys += [(key.shown, "key"), (f" {_SHORT.get(key.shown, _named(key.action))}  ", "dim")]
     return [tuple(keys)]
 
@@ -153,6 +153,8 @@ def _named(action: str) -> str:
 _SHORT = {
     "space": "stop",
     "?": "help",
+    "space": "stop",
+    "enter": "open",
     "q": "quit",
     "u": "undo",
     "p": "auto",

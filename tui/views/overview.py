@@ -161,7 +161,7 @@ def _allocation(s: Snapshot, look: Look) -> list[Line]:
 def automatic(s: Snapshot) -> Span:
     """Whether ranks may move by themselves."""
     a = s.allocation
-    rule = f"rule {s.run.rule}" if s.run.rule else "automatic moves"
+    rule = f"automatic moves: {s.run.rule}" if s.run.rule else "automatic moves"
     if a.paused:
         return (f"{rule} paused", "warn")
     if a.hold_until is not None and a.hold_until > s.t:

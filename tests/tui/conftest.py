@@ -1,0 +1,12 @@
+"""`--remake-frames` writes the expected pictures of the dashboard again; look at the difference before you commit it."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--remake-frames", action="store_true", help="write tests/tui/frames again")
+
+
+@pytest.fixture
+def remake(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--remake-frames"))
