@@ -287,14 +287,18 @@ class TurnRow(_Part, frozen=True, gc=False):
 
 
 class NodeRow(_Part, frozen=True, gc=False):
-    """A node of the causality tree on a trajectory's path: what those who came by here still needed."""
+    """A node of the causality tree that speaks for a trajectory: what those who came by here, and outlived it, still needed."""
 
     label: str
-    """The root's prompt or family, then a signal each."""
+    """Its tree (prompt, family, all) and the signal that leads to it, as `tool/size/status`."""
     visits: float
     """Faded by version."""
     residual_mean: float
     residual_p90: float
+    depth: int = 0
+    """Tool returns from the root."""
+    share: float = 0.0
+    """Its say in the prediction; all shares sum to 1."""
 
 
 class TrajectoryDetail(Struct, frozen=True, gc=False, tag_field="kind", tag="trajectorydetail"):
@@ -316,4 +320,4 @@ class TrajectoryDetail(Struct, frozen=True, gc=False, tag_field="kind", tag="tra
     """The last ones; earlier ones are counted in `earlier`."""
     earlier: int = 0
     path: tuple[NodeRow, ...] = ()
-    """From the root to where it stands now; the prediction leans on the last ones, by evidence."""
+    """From the least to the most specific."""

@@ -63,7 +63,7 @@ class Shell:
             self._order,
             wall=clock.wall,
         )
-        self.runtime = Runtime(self.core, journal, (tally, self.control.follower), self.carry_out, clock)
+        self.runtime = Runtime(self.core, journal, (tally, self.control), self.carry_out, clock)
         self.episodes = world.episodes(tasks, clock, self.runtime.post)
         self.monitor = Monitor(config.deadline, clock.wall, self._noticed)
         self.finish: c.FinishRun | None = None

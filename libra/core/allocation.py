@@ -56,8 +56,18 @@ class Allocation:
             case MoveRanks():
                 plans = [self._to_role(order)]
             case Arrange(moves=moves):
-                plans = [self._to_role(move) for move in moves]
+                plans = self._joined([self._to_role(move) for move in moves])
         self.check(plans)
+        return plans
+
+    def _joined(self, plans: list[Plan]) -> list[Plan]:
+        """Plans that take parts of one unit are one move: all of it moves together."""
+        for unit in self.fleet.units():
+            touching = [plan for plan in plans if set(plan.ranks) & set(unit.ranks)]
+            if len(touching) > 1:
+                units = tuple(part for plan in touching for part in plan.units)
+                spare = tuple(rank for plan in touching for rank in plan.spare)
+                plans = [*(plan for plan in plans if plan not in touching), Plan(units, spare)]
         return plans
 
     def _to_counts(self, order: Allocate) -> list[Plan]:
@@ -124,6 +134,19 @@ class Allocation:
             ranks = sorted(rank for r in near[: size // self.replica] for rank in r.ranks)
             if size <= most and len(ranks) == size:
                 return Plan(tuple((home, part) for part in _parts(ranks, self.buckets[home].tp)))
+        return None
+
+    def wake(self) -> Plan | None:
+        """Ranks that were put aside become an engine of the bucket that they served last; None where they make none."""
+        idle = [
+            d
+            for d in self.fleet.ranks.values()
+            if d.unit == NOBODY and d.status == "here" and not d.move and not d.processes
+        ]
+        for bucket, shape in enumerate(self.buckets):
+            ranks = [d.rank for d in idle if self._home.get(d.rank, 0) == bucket][: shape.tp]
+            if len(ranks) == shape.tp:
+                return Plan(((bucket, tuple(ranks)),))
         return None
 
     def _to_role(self, order: MoveRanks) -> Plan:

@@ -58,7 +58,7 @@ class Elastic:
         self.proposal: Proposal | None = None
         """What the rule would do now, held back or not."""
         self._answers: OrderedDict[str, AnswerOrder] = OrderedDict()
-        self._done: list[int] = []
+        self._done: list[Move] = []
         """Moves of the last accepted order of a person."""
         self._idle_s = 0.0
         """Engine seconds without work since the last batch, as a share of all engines."""
@@ -74,8 +74,7 @@ class Elastic:
             self._answer(e.id, known.accepted, known.reason)
             return
         try:
-            if not ready:
-                raise Refused("the run is not under way yet, or it is ending; try again when it is training")
+            self._check_ready(ready)
             if e.expected_epoch is not None and e.expected_epoch != self.fleet.epoch:
                 raise Refused(
                     f"the allocation has changed since: got epoch {e.expected_epoch}, expected {self.fleet.epoch}; look again"
@@ -135,8 +134,13 @@ class Elastic:
             raise Refused(f"trajectory {id} is not in flight (any more)")
         return traj
 
-    def draft(self, order: Order) -> list[str]:
+    def _check_ready(self, ready: bool) -> None:
+        if not ready:
+            raise Refused("the run is not under way yet, or it is ending; try again when it is training")
+
+    def draft(self, order: Order, ready: bool) -> list[str]:
         """What the order would do now, a line each, for people; nothing is done. Raises Refused."""
+        self._check_ready(ready)
         match order:
             case Allocate() | MoveRanks() | Arrange():
                 return [self._effect(plan) for plan in self.allocation.plans_for(order)]
@@ -146,8 +150,12 @@ class Elastic:
                 return [f"move {move.id} is taken back" for move in moves] + [self._effect(plan) for plan in plans]
             case CancelMove(move=id):
                 return [f"move {self._under_way(id).id} is taken back"]
-            case Raise(trajectory=id) | CancelTrajectory(trajectory=id):
-                return [f"trajectory {self._live(id).id}"]
+            case Raise(trajectory=id, whole_group=whole):
+                traj = self._live(id)
+                return [f"group {traj.group.id}" if whole else f"trajectory {id}"]
+            case CancelTrajectory(trajectory=id):
+                again = self.handover.rollout.may_retry(self._live(id))
+                return [f"trajectory {id}: {'a fresh attempt' if again else 'its group is dropped'}"]
             case Hold(seconds=seconds):
                 self._check_hold(seconds)
                 return []
@@ -166,7 +174,7 @@ class Elastic:
 
     def _begin(self, plans: list[Plan], author: str) -> str:
         moves = [self.handover.begin(plan, author, self.config.prepare_first) for plan in plans]
-        self._done = [move.id for move in moves]
+        self._done = moves
         self._hold(self.config.hold_s)
         return ", ".join(f"move {m.id}: {m.what}" for m in moves)
 
@@ -187,8 +195,8 @@ class Elastic:
         """What an undo cancels, and what it begins."""
         if not self._done:
             raise Refused("there is no order to take back")
-        under_way = [m for id in self._done if (m := self.handover.moves.get(id)) is not None]
-        return under_way, [m.undo for m in self.history if m.id in self._done and m.stage == "ready"]
+        under_way = [m for m in self._done if m.id in self.handover.moves]
+        return under_way, [m.undo for m in self._done if m.stage == "ready"]
 
     def _undo(self, author: str) -> str:
         under_way, plans = self._taken_back()
@@ -203,12 +211,13 @@ class Elastic:
         return ", ".join(said) or "nothing to take back: the moves had failed"
 
     def rescue(self, reason: str) -> bool:
-        """No engine is left but those that are leaving: keep these, or take ranks back from training. False: there are none."""
+        """No engine is left but those that are leaving: keep these, or take ranks back from training, or such as were put aside.
+        False: there are none."""
         for move in list(self.handover.moves.values()):
             if move.stage in ("draining", "preparing") and any(u.role == "rollout" and u.live for u in move.leaving):
                 self.handover.cancel(move, f"its engine is the last one: {reason}")
                 return True
-        plan = self.allocation.recall(set(), len(self.fleet.ranks))
+        plan = self.allocation.recall(set(), len(self.fleet.ranks)) or self.allocation.wake()
         if plan is None:
             return any(move.stage == "returning" for move in self.handover.moves.values())
         self.out.report("warning", f"ranks go back to rollout, which has no engine left: {reason}")

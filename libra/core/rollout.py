@@ -170,12 +170,16 @@ class Rollout:
         if traj is not None:
             self._failed(traj, e.reason)
 
+    def may_retry(self, traj: Trajectory) -> bool:
+        """Whether a failure would be followed by a fresh attempt."""
+        return traj.attempt < self.retries
+
     def _failed(self, traj: Trajectory, reason: str) -> None:
         """Infrastructure broke under it: a fresh attempt, or the end of its group."""
         self.failed += 1
         self._give_up(traj, "failed")
         group = traj.group
-        if traj.attempt < self.retries:
+        if self.may_retry(traj):
             again = self._open(group, traj.sample, traj.attempt + 1)
             again.raised = traj.raised
             group.members[traj.sample] = again
@@ -200,7 +204,7 @@ class Rollout:
     # --- people
 
     def raise_up(self, traj: Trajectory, raised: bool) -> None:
-        """Its turns are placed before all others, from now on; not `raised`: no longer."""
+        """Its turns are looked at before all others, from now on; not `raised`: no longer."""
         traj.raised = raised
         if traj.stage == "waiting":
             self._queue(traj, None)

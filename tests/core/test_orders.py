@@ -157,7 +157,7 @@ def test_a_draft_says_what_the_order_would_get_and_does_nothing(order: Order) ->
         if isinstance(event, e.OrderGiven):
             before = repr(shell.core.fleet.units()), shell.core.fleet.epoch, len(shell.commands)
             try:
-                shell.core.elastic.draft(order)
+                shell.core.elastic.draft(order, shell.core.ready)
                 drafts.append("")
             except Refused as x:
                 drafts.append(str(x))
@@ -173,5 +173,37 @@ def test_a_draft_says_what_the_order_would_get_and_does_nothing(order: Order) ->
 
 def test_a_draft_names_its_effects() -> None:
     shell = Ordered(CONFIG, []).run()
-    effects = shell.core.elastic.draft(Arrange((MoveRanks((3,), "gradient"), MoveRanks((6, 7), "spare"))))
+    effects = shell.core.elastic.draft(Arrange((MoveRanks((3,), "gradient"), MoveRanks((6, 7), "spare"))), True)
     assert effects == ["engine 0 -> replica of rank 3", "engine 3 -> spare rank 6, 7"]
+
+
+def test_parts_of_one_engine_may_go_different_ways_in_one_arrangement() -> None:
+    shell = Ordered(
+        CONFIG, [(3.0, Arrange((MoveRanks((6,), "gradient"), MoveRanks((7,), "spare")))), (12.0, Undo())]
+    ).run()
+    assert [x.accepted for x in shell.answers()] == [True, True]
+    assert shell.stages(1)[-1] == "ready"
+    assert roles(shell) == "ttrrrrr"
+    assert (6, 7) in [engine.ranks for engine in shell.core.fleet.engines.values()]
+
+
+def test_a_rank_that_was_put_aside_saves_a_run_that_loses_its_last_engine() -> None:
+    shell = Ordered(CONFIG, [(3.0, MoveRanks((3,), "spare"))])
+    for rank in (4, 5, 6, 7):
+        shell.at(9.0, e.RankLost, rank=rank, reason="no heartbeat")
+    shell.run()
+    assert shell.end is not None
+    assert shell.end.ok, shell.end.reason
+    assert roles(shell) == "ttrllll"
+
+
+def test_an_undo_takes_back_all_of_a_large_order() -> None:
+    config = replace(CONFIG, bucket=(replace(CONFIG.bucket[0], engines=100),), run=RunConfig(steps=20))
+    shell = Ordered(config, [(3.0, Allocate(gradient=80)), (8.0, Undo())]).run()
+    assert [x.accepted for x in shell.answers()] == [True, True]
+    assert shell.core.allocation.counts() == (100, 0)
+
+
+def test_nothing_is_drafted_as_valid_before_the_run_is_under_way() -> None:
+    with pytest.raises(Refused, match="not under way yet"):
+        Ordered(CONFIG, []).core.elastic.draft(Pause(), Ordered(CONFIG, []).core.ready)
