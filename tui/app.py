@@ -81,6 +81,7 @@ class Dashboard(App[None]):
         self.source.start()
         if self._desk is not None:
             self._desk.start()
+        self._arrived()
         self.set_interval(1.0, self._second)
         self.draw()
 

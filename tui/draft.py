@@ -117,12 +117,10 @@ class Draft:
 
     def _shift(self, s: Snapshot, away: Target | None, roles: tuple[str, ...]) -> str:
         present = units(s)
-        for unit in reversed(present):
-            mark = self.marks.get(unit.ranks)
-            opposite = mark is not None and (
-                mark == away if away else mark.role == "rollout" and unit.role != "rollout"
-            )
-            if opposite:
+        by_ranks = {u.ranks: u for u in present}
+        for ranks, mark in reversed(list(self.marks.items())):
+            unit = by_ranks.get(ranks)
+            if unit is not None and (mark == away if away else mark.role == "rollout" and unit.role != "rollout"):
                 self._mark(unit, None)
                 return ""
         for unit in reversed(present):

@@ -13,17 +13,17 @@ from rich.text import Text
 from tui.views.text import Line, plain
 
 _SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">
-<style>.{unique}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: {char_height}px;
+<style>.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: {char_height}px;
 line-height: {line_height}px; }}
 {styles}
 </style>
-<defs><clipPath id="{unique}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
+<defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
 {lines}
 </defs>
 <rect width="100%" height="100%" fill="#16181d"/>
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique}-clip-terminal)">
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
 {backgrounds}
-<g class="{unique}-matrix">
+<g class="{unique_id}-matrix">
 {matrix}
 </g>
 </g>

@@ -8,5 +8,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"  # textual's
+
+
+@pytest.fixture
 def remake(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--remake-frames"))

@@ -119,8 +119,7 @@ def _trainer(s: Snapshot) -> Line:
         "trainer",
         words(
             f"step {t.step} for {age(t.since_s)}",
-            f"round {t.rounds}, {t.rounds_out} out",
-            f"{t.micro_batches_left} micro-batches left",
+            f"round {t.rounds}, {t.rounds_out} out, {t.micro_batches_left} left",
             "closing" if t.closing else waits,
         ),
     )
@@ -129,7 +128,7 @@ def _trainer(s: Snapshot) -> Line:
 def _flight(s: Snapshot) -> Line:
     stages = [(f"{name} {count}", "") for name, count in s.run.in_flight.items() if count]
     failed = (f"failed {s.run.failed}", "warn" if s.run.failed else "dim")
-    return _named("in flight", words(*(stages or [("nothing", "dim")]), f"groups ready {s.run.groups_ready}", failed))
+    return _named("in flight", words(failed, *(stages or [("nothing", "dim")]), f"groups {s.run.groups_ready}"))
 
 
 def _engines(s: Snapshot) -> Line:

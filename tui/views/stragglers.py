@@ -69,8 +69,8 @@ def _histograms(s: Snapshot, look: Look, tall: int) -> list[Line]:
     return lines
 
 
-SCALE = "0  4  32  256 2k  16k 128k"
-"""Under the bins: bin i ends at 2^i tokens."""
+SCALE = "0  4  32  512  16k  512k"
+"""Under the bins: bin i begins at 2^(i-1) tokens."""
 
 
 def _bucket(b: BucketRow) -> Line:
