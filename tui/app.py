@@ -1,6 +1,6 @@
 """The Textual application: keys to the state of the view, feed to the model, the frame to the canvas. No logic of its own.
 
-States are drawn at most `terminal.states_per_s` times a second; keys at once. Everything that waits is a thread's (source, desk).
+States are drawn at most `terminal.states_per_s` times a second; keys at once. What waits is a thread's (source, desk).
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from tui.views.help import KEYS, help_lines, works
 from tui.views.text import Line, wrapped
 from tui.widgets.canvas import Canvas
 
+_HELP = "esc closes this, j and k roll it"
 _NO_DRAFT, _NO_VERDICT = Draft(), Verdict()
 
 
@@ -161,7 +162,7 @@ class Dashboard(App[None]):
 
     def action_help(self) -> None:
         lines = help_lines(control=self.model.control, replay=isinstance(self.source, Replay))
-        self.push_screen(Help(lines, self.styles_by_name))
+        self.push_screen(Help([((_HELP, "dim"),), (), *lines], self.styles_by_name))
 
     def action_screen(self, name: ScreenName) -> None:
         self.ui.go(name)

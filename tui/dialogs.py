@@ -24,9 +24,12 @@ ModalScreen {{ align: center middle; background: transparent; }}
 .box VerticalScroll {{ width: auto; height: auto; scrollbar-size: 0 0; }}
 .buttons {{ width: auto; height: 1; margin-top: 1; }}
 Button, Button:hover, Button.-primary, Button.-error {{
-    height: 1; min-width: 12; border: none; margin-right: 2; background: ansi_default; color: ansi_default; text-style: none;
+    height: 1; min-width: 12; border: none; margin-right: 2; background: ansi_default; color: ansi_default;
+    text-style: none;
 }}
-Button:focus {{ text-style: bold reverse; background: ansi_default; color: ansi_default; border: none; background-tint: transparent; }}
+Button:focus {{
+    text-style: bold reverse; background: ansi_default; color: ansi_default; border: none; background-tint: transparent;
+}}
 Input {{ width: 40; height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; }}
 Input:focus {{ border: none; background-tint: transparent; }}
 #filter {{ dock: bottom; width: 1fr; }}

@@ -1,4 +1,4 @@
-"""A picture of the screen as files: plain text, and SVG without fonts or scripts from elsewhere. Also makes the documents' pictures."""
+"""A picture of the screen as files: text, and SVG without fonts or scripts from elsewhere. Makes the documents' pictures too."""
 
 import io
 import time
@@ -13,11 +13,13 @@ from rich.text import Text
 from tui.views.text import Line, plain
 
 _SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">
-<style>.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: {char_height}px;
-line-height: {line_height}px; }}
+<style>.{unique_id}-matrix {{
+font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+font-size: {char_height}px; line-height: {line_height}px; }}
 {styles}
 </style>
-<defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
+<defs><clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
 {lines}
 </defs>
 <rect width="100%" height="100%" fill="#16181d"/>

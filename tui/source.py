@@ -3,6 +3,7 @@
 The thread ends with `stop`, or with the run. It is a daemon: a read that still waits for its deadline holds nobody up.
 """
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Protocol
@@ -49,10 +50,8 @@ class Live:
         self._trajectory = trajectory
         link = self._link
         if link is not None:
-            try:
+            with contextlib.suppress(LibraError, OSError):  # its reader has noticed too, and will ask again
                 self._watch(link)
-            except (LibraError, OSError):
-                pass  # its reader has noticed too, and will ask again
 
     def _watch(self, link: View) -> None:
         link.watch(self._states_per_s, STANDING_TOPICS, self._trajectory)

@@ -153,7 +153,6 @@ def _named(action: str) -> str:
 _SHORT = {
     "space": "stop",
     "?": "help",
-    "space": "stop",
     "enter": "open",
     "q": "quit",
     "u": "undo",

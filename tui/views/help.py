@@ -46,7 +46,7 @@ KEYS: tuple[Key, ...] = (
         "enter",
         "enter",
         "enter",
-        "detail: a rank's trajectories, a trajectory's turns, an event's text; on 4: order the draft",
+        "open the row: its trajectories, turns or text; 4: order",
     ),
     Key("escape", "esc", "back", "back; on 4: drop the draft"),
     Key("space", "space", "pause", "stop the picture, not the run; again: go on"),

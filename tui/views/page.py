@@ -1,4 +1,4 @@
-"""A screen's content before it is cut to the terminal: fixed lines, one table whose rows are made only when in view, fixed lines.
+"""A screen's content before it is cut to the terminal: fixed lines, a table whose rows are made when in view, fixed lines.
 
 `keys` names every row (for the cursor and for `enter`), `row(i)` draws one: a thousand ranks cost what is seen of them.
 """

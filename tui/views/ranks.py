@@ -1,4 +1,4 @@
-"""Screen 2: every device rank, what it does, and how busy it was step by step: a slow rank is a dark row, a stall a dark column.
+"""Screen 2: every device rank, what it does, and how busy it was in each step: a slow rank is a line, a stall a column.
 
 The heat map's rightmost column is the step that runs. Busy is what a rank's role reported; ranks that wait show as empty.
 """

@@ -54,6 +54,7 @@ def _about(d: TrajectoryDetail, look: Look) -> list[Line]:
         if row is not None
         else words(("not in the tail", "dim"))
     )
+    reward = "-" if d.reward is None else f"{d.reward:.3f}"
     return [
         words(
             (f"trajectory {d.id}", "bold"),
@@ -62,13 +63,11 @@ def _about(d: TrajectoryDetail, look: Look) -> list[Line]:
             f"group {d.group}, batch {d.batch}",
             f"attempt {d.attempt}",
         ),
-        words(
-            (d.stage, "title"),
-            f"{len(d.turns) + d.earlier} turns",
-            f"reward {'-' if d.reward is None else f'{d.reward:.3f}'}",
-        )
-        + (("  ", ""),)
-        + left,
+        (
+            *words((d.stage, "title"), f"{len(d.turns) + d.earlier} turns", f"reward {reward}"),
+            ("  ", ""),
+            *left,
+        ),
     ]
 
 
