@@ -1,8 +1,8 @@
 """A draft of an allocation: where a person wants units to be, before it is ordered. Pure: keys in, one order out.
 
 A unit is what moves as a whole: an engine, a gradient replica, a spare rank. Every mark is explicit, `+` and `-` only choose
-the unit; so what is ordered is what was seen. Units with the same target go into one MoveRanks, because an engine of four ranks may
-be made of two replicas of two. Whether a draft is legal only the core says.
+the unit; so what is ordered is what was seen. Units with the same target go into one MoveRanks, because an engine of four ranks
+may be made of two replicas of two. Whether a draft is legal only the core says.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A picture of the screen as files: text, and SVG without fonts or scripts from elsewhere. Makes the documents' pictures too."""
+"""A picture of the screen as files: text, and SVG without fonts or scripts from elsewhere. The documents' are made so too."""
 
 import io
 import time
