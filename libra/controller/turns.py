@@ -17,6 +17,7 @@ from libra.core import commands as c
 from libra.core import events as e
 from libra.core.causality.forecast import Source
 from libra.core.coordinator import Core
+from libra.core.fleet import NOBODY
 from libra.core.trajectory import Trajectory
 
 KEPT = 256
@@ -134,11 +135,14 @@ class Turns:
 
     def _ended(self, traj: int, record: Record, reward: float) -> None:
         record.reward = reward
-        if record.kind == "train" and record.turns and record.prompt_tokens:
+        if record.kind == "train" and record.prompt_tokens:
             spent = [
-                Spent(max(1, t.sampled), t.tool, t.tool_s or 0.0, t.status or "ok", t.observed) for t in record.turns
+                Spent(t.sampled, t.tool, t.tool_s or 0.0, t.status or "ok", t.observed)
+                for t in record.turns
+                if t.sampled
             ]
-            self.ended.append(Ended(record.prompt_tokens, tuple(spent)))
+            if spent:
+                self.ended.append(Ended(record.prompt_tokens, tuple(spent)))
         self._keep(traj, record, "ended")
 
     def _keep(self, traj: int, record: Record, stage: str) -> None:
@@ -194,7 +198,7 @@ class Turns:
     def state(self, now: float) -> LiveState:
         """What a simulation starts from."""
         core = self.core
-        spare = tuple(r for r in core.fleet.ranks if core.fleet.role_of(r) == "spare")
+        spare = tuple(r.rank for r in core.fleet.ranks.values() if r.unit == NOBODY)
         under_way: list[UnderWay] = []
         for id, record in self._records.items():
             traj = core.rollout.trajectory(id)

@@ -211,7 +211,7 @@ class Elastic:
         return ", ".join(said) or "nothing to take back: the moves had failed"
 
     def rescue(self, reason: str) -> bool:
-        """No engine is left but those that are leaving: keep these, or take ranks back from training, or such as were put aside.
+        """No engine is left but those that are leaving: keep these, or take ranks back from training, or that were put aside.
         False: there are none."""
         for move in list(self.handover.moves.values()):
             if move.stage in ("draining", "preparing") and any(u.role == "rollout" and u.live for u in move.leaving):

@@ -65,8 +65,8 @@ class CancelMove(_Order, frozen=True, tag=True):
 
 
 class Raise(_Order, frozen=True, tag=True):
-    """A trajectory's turns, or its whole group's, are looked at before all others whenever room appears; `raised` false: no longer.
-    Where one finds no room others may go on: nothing stands still for it."""
+    """A trajectory's turns, or its whole group's, are looked at before all others whenever room appears. `raised` false: no
+    longer. Where one finds no room others may go on: nothing stands still for it."""
 
     trajectory: int
     whole_group: bool = False
