@@ -234,6 +234,9 @@ class Dashboard(App[None]):
             self._show_trajectory()
 
     def action_pause(self) -> None:
+        if isinstance(self.source, Replay):
+            self.source.want(Want("play"))
+            return
         self.ui.paused = not self.ui.paused
         if not self.ui.paused:
             self._take()
@@ -288,7 +291,7 @@ class Dashboard(App[None]):
         else:
             self.ordering.do(name)
 
-    def action_replay(self, name: Literal["play", "step", "on", "back", "faster", "slower", "goto"]) -> None:
+    def action_replay(self, name: Literal["step", "on", "back", "faster", "slower", "goto"]) -> None:
         source = self.source
         if not isinstance(source, Replay):
             self.ui.say("this is live; libra top --replay RUN plays a journal", "warn")
@@ -309,7 +312,6 @@ class Dashboard(App[None]):
 
 
 _WANTS = {
-    "play": Want("play"),
     "step": Want("step"),
     "on": Want("by", 0.05),
     "back": Want("by", -0.05),

@@ -1,13 +1,13 @@
-"""Drafts checked and priced, orders given and answered: everything that asks the controller something, in one thread.
+"""Drafts checked and priced, orders given and answered: everything that asks the controller something, in two threads.
 
-    app ── ask(revision, order) ──> [newest draft only] ─> view.sock: legal?  ─> worker process: price ─> Verdict ─┐
-    app ── give(order, epoch) ────> [a few orders]      ─> control.sock: the order ─────────────────────> Answered ┴─> deliver
+    app ── ask(revision, order) ──> [newest draft] ─> view.sock: legal? ─> Verdict ─> [newest legal one] ─> price ─> Verdict
+    app ── give(order, epoch) ────> [a few orders] ─> control.sock: the order ─> Answered
 
-An older draft that was not looked at yet is forgotten for a newer one; orders go first. `deliver` is called in the thread.
-Every wait for the controller or the worker has its deadline, and ends as a word for the person, not as an exception.
+Orders go before drafts, and never wait for a price. An older draft that was not looked at yet is forgotten for a newer one.
+`deliver` is called in the threads. Every wait for the controller or the worker has its deadline, and ends as a word for the
+person, not as an exception.
 """
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -57,20 +57,19 @@ class Office(Protocol):
 
 
 class RunOffice:
-    """A live run's. Its view link is opened when needed, and again after an error."""
+    """A live run's: a link for each question, since they are few and far between."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._view: View | None = None
         self._worker = Worker()
 
     def check(self, order: Order) -> DraftAnswer:
-        with self._link() as view:
-            return view.draft(order)
+        with View(self._run_dir, CHECK_S) as link:
+            return link.draft(order)
 
     def state(self) -> LiveState:
-        with self._link() as view:
-            return view.state()
+        with View(self._run_dir, CHECK_S) as link:
+            return link.state()
 
     def price(self, state: LiveState, orders: tuple[Order, ...]) -> Price:
         return self._worker.price(state, orders)
@@ -81,21 +80,6 @@ class RunOffice:
 
     def close(self) -> None:
         self._worker.close()
-        if self._view is not None:
-            self._view.close()
-
-    @contextlib.contextmanager
-    def _link(self):
-        try:
-            if self._view is None:
-                self._view = View(self._run_dir, CHECK_S)
-                self._view.watch(0.0)
-            yield self._view
-        except (LibraError, OSError):
-            if self._view is not None:
-                self._view.close()
-            self._view = None
-            raise
 
 
 class Desk:
@@ -104,23 +88,27 @@ class Desk:
         self._deliver = deliver
         self._ready = threading.Condition()
         self._draft: tuple[int, Order] | None = None
+        self._checked: tuple[Order, Verdict] | None = None
+        """The newest legal draft that is to be priced."""
         self._orders: deque[tuple[Order, int | None]] = deque()
         self._over = False
-        self._thread = threading.Thread(target=self._run, name="libra-top-desk", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        for name, run in (("libra-top-desk", self._ask), ("libra-top-price", self._price)):
+            threading.Thread(target=run, name=name, daemon=True).start()
 
     def stop(self) -> None:
+        """The worker process is gone after this; a thread that waits for an answer ends with it."""
         with self._ready:
             self._over = True
-            self._ready.notify()
+            self._ready.notify_all()
+        self._office.close()
 
     def ask(self, revision: int, order: Order) -> None:
         """Check and price this draft; a Verdict comes once it is checked, and another one with the price."""
         with self._ready:
-            self._draft = (revision, order)
-            self._ready.notify()
+            self._draft, self._checked = (revision, order), None
+            self._ready.notify_all()
 
     def give(self, order: Order, epoch: int | None) -> bool:
         """False: too many orders wait for their answers, and this one was not taken."""
@@ -128,25 +116,24 @@ class Desk:
             if len(self._orders) >= MOST_ORDERS:
                 return False
             self._orders.append((order, epoch))
-            self._ready.notify()
+            self._ready.notify_all()
             return True
 
-    def _run(self) -> None:
+    def _ask(self) -> None:
         while True:
             with self._ready:
                 while not (self._over or self._orders or self._draft):
                     self._ready.wait()
                 if self._over:
-                    break
-                order = self._orders.popleft() if self._orders else None
+                    return
+                given = self._orders.popleft() if self._orders else None
                 draft = None
-                if order is None:
+                if given is None:
                     draft, self._draft = self._draft, None
-            if order is not None:
-                self._deliver(self._answered(*order))
+            if given is not None:
+                self._deliver(self._answered(*given))
             elif draft is not None:
-                self._judge(*draft)
-        self._office.close()
+                self._check(*draft)
 
     def _answered(self, order: Order, epoch: int | None) -> Answered:
         try:
@@ -154,18 +141,30 @@ class Desk:
         except (LibraError, OSError) as e:
             return Answered(order, None, str(e))
 
-    def _judge(self, revision: int, order: Order) -> None:
+    def _check(self, revision: int, order: Order) -> None:
         try:
-            check = self._office.check(order)
+            verdict = Verdict(revision, self._office.check(order))
         except (LibraError, OSError) as e:
             self._deliver(Verdict(revision, problem=f"not checked: {e}"))
             return
-        self._deliver(Verdict(revision, check))
-        with self._ready:
-            superseded = self._draft is not None or bool(self._orders) or self._over
-        if not check.valid or superseded:
-            return
-        try:
-            self._deliver(Verdict(revision, check, self._office.price(self._office.state(), (order,))))
-        except (LibraError, OSError) as e:
-            self._deliver(Verdict(revision, check, problem=str(e)))
+        self._deliver(verdict)
+        if verdict.check is not None and verdict.check.valid:
+            with self._ready:
+                if self._draft is None:
+                    self._checked = (order, verdict)
+                    self._ready.notify_all()
+
+    def _price(self) -> None:
+        while True:
+            with self._ready:
+                while not (self._over or self._checked):
+                    self._ready.wait()
+                if self._over or self._checked is None:
+                    return
+                (order, verdict), self._checked = self._checked, None
+            try:
+                price = self._office.price(self._office.state(), (order,))
+            except (LibraError, OSError) as e:
+                self._deliver(Verdict(verdict.revision, verdict.check, problem=str(e)))
+            else:
+                self._deliver(Verdict(verdict.revision, verdict.check, price))

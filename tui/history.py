@@ -11,6 +11,8 @@ from libra.control.snapshot import Snapshot
 
 COLUMNS = 96
 POINTS = 240
+LEAST_S = 0.4
+"""Of a step that a column is made of: over less, one report makes it all or nothing."""
 UNKNOWN_LEVEL = 255
 LEVELS = 100
 
@@ -61,13 +63,15 @@ class History:
             for rank in engine.ranks:
                 self._working[rank] = self._working.get(rank, 0.0) + (passed if engine.running else 0.0)
         elapsed = s.t - began
+        if elapsed < LEAST_S and s.run.step == step:
+            return
         levels = bytearray(b"\xff" * (max((r.rank for r in s.ranks), default=-1) + 1))
         for rank, seconds in self._working.items():
-            levels[rank] = min(LEVELS, round(LEVELS * seconds / elapsed))
+            levels[rank] = min(LEVELS, round(LEVELS * seconds / max(elapsed, 1e-9)))
         for rank, now in busy.items():
             gained = now - before.get(rank, now)
             if gained >= 0:  # else its process began anew, and its counter with it
-                levels[rank] = min(LEVELS, round(LEVELS * gained / elapsed))
+                levels[rank] = min(LEVELS, round(LEVELS * gained / max(elapsed, 1e-9)))
         self.open = Column(step, bytes(levels))
         if s.run.step != step:
             self.columns.append(self.open)

@@ -136,7 +136,9 @@ class Replay:
         to = min(max(0.0, to), tape.length_s)
         if to < tape.now:
             self._news = 0
+        self._feed.say("replay", f"going to {to:.0f} s")
         tape.seek(to)
+        self._feed.say("replay")
 
     def _tell(self, tape: Tape) -> None:
         for news in tape.news_since(self._news):

@@ -2,8 +2,8 @@
 
     Desk's thread ── frame: state, order ──> python -m libra.sim.whatif ── frame: price ──> Desk's thread
 
-The worker starts with the first draft and stays; it is killed where an answer is late, and started again for the next one. Only
-the desk's thread calls this; `close` may come from any.
+The worker starts with the first draft and stays; it is killed where an answer is late, and started again for the next one. One
+thread at a time may ask; `close` may come from any, and then the one that asks gets an error.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from libra.errors import LibraError
 
 BUDGET_S = 2.0
 """That the simulation may take."""
-ANSWER_S = 15.0
-"""For an answer, the worker's start included."""
+ANSWER_S = 60.0
+"""For an answer, the worker's start included, on a machine that is busy with the job itself."""
 MOST_ANSWER_BYTES = 1 << 20
 COMMAND = (sys.executable, "-m", "libra.sim.whatif")
 _LENGTH = struct.Struct(">I")

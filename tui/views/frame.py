@@ -134,8 +134,9 @@ def _bottom(model: Model, ui: Ui, width: int) -> list[Line]:
     """The last answer, else why the link is lost, else the keys of this screen."""
     if ui.said:
         return [((text, ui.said_style),) for text in wrapped(ui.said, width, 3)]
-    if model.link.stage == "lost" and model.link.what:
-        return [((text, "bad"),) for text in wrapped(model.link.what, width, 2)]
+    if model.link.stage in ("lost", "over", "replay") and model.link.what:
+        style = {"lost": "bad", "over": "warn"}.get(model.link.stage, "title")
+        return [((text, style),) for text in wrapped(model.link.what, width, 2)]
     replay = model.link.stage == "replay"
     shown = [k for k in KEYS if works(k, ui.screen, control=model.control, replay=replay) and (k.screens or k.mode)]
     keys: list[Span] = []
