@@ -6,13 +6,13 @@ The worker starts with the first draft and stays; it is killed where an answer i
 thread at a time may ask; `close` may come from any, and then the one that asks gets an error.
 """
 
-import contextlib
 import os
 import selectors
 import struct
 import subprocess
 import sys
 import time
+from typing import IO
 
 import msgspec
 from msgspec import Struct
@@ -58,33 +58,24 @@ class Worker:
 
     def price(self, state: LiveState, orders: tuple[Order, ...]) -> Price:
         """LibraError where the worker fails or is late."""
-        process = self._alive()
         body = msgspec.msgpack.encode(Question(state, orders))
+        deadline = time.monotonic() + self._answer_s
         try:
-            assert process.stdin is not None
-            process.stdin.write(_LENGTH.pack(len(body)) + body)
-            process.stdin.flush()
-            deadline = time.monotonic() + self._answer_s
-            (length,) = _LENGTH.unpack(self._read(process, _LENGTH.size, deadline))
+            process = self._alive()
+            _write(process, _LENGTH.pack(len(body)) + body, deadline)
+            (length,) = _LENGTH.unpack(_read(process, _LENGTH.size, deadline))
             if length > MOST_ANSWER_BYTES:
-                raise LibraError(
-                    f"got an answer of {length} bytes from the what-if worker, expected at most {MOST_ANSWER_BYTES}"
-                )
-            return msgspec.msgpack.decode(self._read(process, length, deadline), type=Price)
-        except (OSError, EOFError, TimeoutError, msgspec.DecodeError, LibraError) as e:
+                raise LibraError(f"announces {length} bytes, expected at most {MOST_ANSWER_BYTES}")
+            return msgspec.msgpack.decode(_read(process, length, deadline), type=Price)
+        except (OSError, EOFError, msgspec.DecodeError, LibraError) as e:
             self.close()
             raise LibraError(f"no price: the simulation's worker {_what(e, self._answer_s)}") from None
 
     def close(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait(timeout=5.0)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what was not written is of no use any more
-                    pipe.close()
+        if process is not None:
+            process.kill()  # its pipes end, and whoever reads from them with them
+            process.wait(timeout=5.0)
 
     def _alive(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
@@ -95,24 +86,39 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                bufsize=0,
                 start_new_session=True,  # Ctrl-C in the terminal is not for it
             )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
         return self._process
 
-    def _read(self, process: subprocess.Popen[bytes], count: int, deadline: float) -> bytes:
-        assert process.stdout is not None
-        data = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while len(data) < count:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise TimeoutError
-                part = os.read(process.stdout.fileno(), count - len(data))
-                if not part:
-                    raise EOFError
-                data += part
-        return data
+
+def _write(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+    assert process.stdin is not None
+    left = memoryview(data)
+    while left:
+        _await(process.stdin, selectors.EVENT_WRITE, deadline)
+        left = left[process.stdin.write(left) or 0 :]
+
+
+def _read(process: subprocess.Popen[bytes], count: int, deadline: float) -> bytes:
+    assert process.stdout is not None
+    data = b""
+    while len(data) < count:
+        _await(process.stdout, selectors.EVENT_READ, deadline)
+        part = process.stdout.read(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _await(pipe: IO[bytes], event: int, deadline: float) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, event)
+        if not selector.select(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
 
 
 def _what(e: Exception, answer_s: float) -> str:

@@ -36,7 +36,7 @@ def test_a_rank_is_moved_and_moved_back_by_keys_alone_and_the_end_is_seen(tmp_pa
             t.until("order this?")
             t.press("\t\r")
             t.until("accepted: move 1", gone="order this?")
-            t.until("replica", "gradient 1", gone="engine 0")
+            t.until("replica", "gradient 1", gone="engine 0     3")
             t.press("u")
             t.until("take the last order back")
             t.press("\t\r")

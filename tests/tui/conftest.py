@@ -1,6 +1,12 @@
 """`--remake-frames` writes the expected pictures of the dashboard again; look at the difference before you commit it."""
 
+import sys
+from pathlib import Path
+
 import pytest
+
+for room in ("control", "core"):  # where a control room to connect to is made
+    sys.path.append(str(Path(__file__).parent.parent / room))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
