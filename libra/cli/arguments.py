@@ -298,12 +298,21 @@ class Cost:
     """The question and its options."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Top:
+    """Watch a run on the whole screen, live or as a replay, and move ranks by hand: libra top --help."""
+
+    words: Positional[tuple[str, ...]] = ()
+    """The run and options."""
+
+
 _Command = (
     Annotated[Run, subcommand("run")]
     | Annotated[List, subcommand("list")]
     | Annotated[Stop, subcommand("stop")]
     | Annotated[Status, subcommand("status")]
     | Annotated[Watch, subcommand("watch")]
+    | Annotated[Top, subcommand("top")]
     | Annotated[Allocate, subcommand("allocate")]
     | Annotated[Hold, subcommand("hold")]
     | Annotated[Pause, subcommand("pause")]

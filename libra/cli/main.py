@@ -32,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[0] == "top":  # before the parser of all the others is loaded: the first picture is to come within a second
+        from libra.cli.top import top
+
+        top(argv[1:])
     from libra.cli import arguments
 
     command = arguments.parse(argv)

@@ -65,6 +65,7 @@ class Shell:
             meeting.incarnation,
             screen.log,
             self._order,
+            wall=clock.wall,
         )
         self.runtime = Runtime(self.core, journal, (tally, self.control), self.carry_out, clock)
         self.episodes = world.episodes(tasks, clock, self.runtime.post, self._transcripts(run_dir, screen))

@@ -1,0 +1,220 @@
+"""The whole way of an order, by keys alone, against a pretended controller: what is asked, shown, given and said."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from textual.widgets import Button
+from tui_parts import PLAIN, TERMINAL, PretendOffice, Still, state, text
+
+from libra.control.snapshot import Snapshot
+from libra.core.orders import Arrange, CancelTrajectory, Hold, MoveRanks, Pause, Raise, Undo
+from tui.app import Dashboard
+from tui.dialogs import Question
+from tui.feed import Feed
+from tui.model import LinkState, Model
+from tui.terminal import Terminal
+
+PATIENCE = 400
+"""Turns of the event loop that a thread gets to answer."""
+
+
+def dashboard(office: PretendOffice | None, terminal: Terminal = TERMINAL, directory: Path = Path()) -> Dashboard:
+    m = Model("demo", office is not None)
+    m.link = LinkState("live")
+    app = Dashboard(m, Feed(), Still(), terminal, office, directory)
+    app.feed.put(state(40))
+    return app
+
+
+async def until(pilot, condition) -> None:
+    for _ in range(PATIENCE):
+        if condition():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError(f"did not come:\n{text(pilot.app.picture)}")
+
+
+def shown(app: Dashboard) -> str:
+    return text(app.picture)
+
+
+async def began(pilot) -> None:
+    await until(pilot, lambda: pilot.app.model.snapshot is not None)
+    await pilot.pause()
+
+
+@pytest.mark.anyio
+async def test_a_rank_is_moved_by_keys_alone() -> None:
+    office = PretendOffice()
+    app = dashboard(office)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("4", "j", "j", "m")  # trainer, engine 0, engine 1
+        await until(pilot, lambda: "predicted -3 % throughput" in shown(app))
+        assert "valid: ranks (4,) go to gradient" in shown(app)
+        assert "11.0s transition" in shown(app)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, Question)
+        assert app.focused is app.screen.query_one("#cancel", Button)
+        await pilot.press("enter")  # on Cancel
+        await pilot.pause()
+        assert office.given == []
+        assert "nothing was ordered" in shown(app)
+        await pilot.press("enter", "tab", "enter")
+        await until(pilot, lambda: "accepted: move 2: engine 4 -> replica 9, allocation 5" in shown(app))
+        assert office.given == [(MoveRanks((4,), "gradient"), 4)]
+        assert "draft," not in shown(app)
+
+
+@pytest.mark.anyio
+async def test_what_the_core_forbids_is_said_at_once_and_is_not_priced() -> None:
+    office = PretendOffice()
+    app = dashboard(office)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("4", "j", "m")
+        await until(pilot, lambda: "not possible: rank 3 is the last one" in shown(app))
+        assert office.priced == []
+
+
+@pytest.mark.anyio
+async def test_a_refusal_is_shown_with_its_reason() -> None:
+    office = PretendOffice()
+    office.refuses = "the allocation is 5 by now, and the order was for 4"
+    app = dashboard(office)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("4", "u", "tab", "enter")
+        await until(pilot, lambda: "refused: the allocation is 5 by now" in shown(app))
+        assert office.given == [(Undo(), 4)]
+
+
+@pytest.mark.anyio
+async def test_several_units_go_in_one_order() -> None:
+    office = PretendOffice()
+    app = dashboard(office)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("4", "minus", "minus", "plus", "j", "j", "x")
+        await until(pilot, lambda: "valid" in shown(app))
+        await pilot.press("enter", "tab", "enter")
+        await until(pilot, lambda: office.given)
+        order = Arrange((MoveRanks((8,), "gradient"), MoveRanks((4,), "spare")))
+        assert office.given == [(order, 4)]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("keys", "order"),
+    [
+        (("4", "p", "tab", "enter"), Pause()),
+        (("4", "L", "enter", "tab", "enter"), Hold(600.0)),
+        (("3", "j", "exclamation_mark", "tab", "enter"), Raise(401)),
+        (("3", "j", "exclamation_mark", "tab", "tab", "enter"), Raise(401, whole_group=True)),
+        (("3", *"jjjjjj", "exclamation_mark", "tab", "enter"), Raise(406, raised=False)),
+        (("3", "enter", "X", "tab", "enter"), CancelTrajectory(400)),
+    ],
+)
+async def test_each_order_is_asked_for_and_given(keys: tuple[str, ...], order: object) -> None:
+    office = PretendOffice()
+    app = dashboard(office)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+        await until(pilot, lambda: office.given)
+        assert office.given == [(order, 4)]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "keys", [("4", "m"), ("4", "u"), ("4", "p"), ("4", "L"), ("3", "X"), ("3", "exclamation_mark")]
+)
+async def test_without_control_no_key_orders_or_asks(keys: tuple[str, ...]) -> None:
+    app = dashboard(None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press(*keys)
+        await pilot.pause()
+        assert not isinstance(app.screen, Question)
+        assert "a look only: libra top RUN --control" in shown(app)
+
+
+@pytest.mark.anyio
+async def test_a_draft_forgets_a_unit_that_is_gone() -> None:
+    office = PretendOffice()
+    app = dashboard(office)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("4", "minus")
+        await until(pilot, lambda: "draft, 1 change" in shown(app))
+        s: Snapshot = state(41)
+        app.feed.put(type(s)(**{**{f: getattr(s, f) for f in s.__struct_fields__}, "engines": s.engines[:-1]}))
+        await until(pilot, lambda: "draft," not in shown(app))
+
+
+@pytest.mark.anyio
+async def test_space_stops_the_picture_and_goes_on_with_the_newest() -> None:
+    app = dashboard(None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("space")
+        app.feed.put(state(48))
+        await pilot.pause(0.2)
+        assert "step 5/60" in shown(app)
+        assert "picture stopped" in shown(app)
+        await pilot.press("space")
+        assert "step 6/60" in shown(app)
+
+
+@pytest.mark.anyio
+async def test_help_tells_every_key_that_is_bound() -> None:
+    app = dashboard(PretendOffice())
+    async with app.run_test(size=(100, 70)) as pilot:
+        await began(pilot)
+        await pilot.press("question_mark")
+        await pilot.pause()
+        lines = app.screen.query_one("Canvas").lines  # type: ignore[attr-defined]
+        told = "\n".join("".join(part for part, _ in line) for line in lines)
+        from tui.views.help import KEYS
+
+        for key in KEYS:
+            if key.mode != "replay":
+                assert f"  {key.shown} " in told
+                assert key.what in told
+        await pilot.press("escape")
+        assert len(app.screen_stack) == 1
+
+
+@pytest.mark.anyio
+async def test_a_picture_is_saved_as_text_and_svg_and_a_row_is_copied(tmp_path: Path) -> None:
+    app = dashboard(None, PLAIN, tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("2", "j", "y")
+        assert app.clipboard.split()[:2] == ["2", "trainer"]
+        await pilot.press("s")
+        await until(pilot, lambda: "saved libra-demo-ranks" in shown(app))
+        saved = sorted(tmp_path.iterdir())  # noqa: ASYNC240 - a directory of two files
+        assert [path.suffix for path in saved] == [".svg", ".txt"]
+        assert "rank role" in saved[1].read_text()
+        svg = saved[0].read_text()
+        assert svg.startswith("<svg")
+        assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.anyio
+async def test_leaving_ends_the_threads() -> None:
+    office = PretendOffice()
+    app = dashboard(office)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("q")
+    for _ in range(PATIENCE):
+        if office.closed:
+            return
+        await anyio.sleep(0.02)
+    raise AssertionError("the desk's thread has not closed its office")

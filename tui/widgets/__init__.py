@@ -1,0 +1,1 @@
+"""Textual widgets of our own, drawn by the Line API."""
