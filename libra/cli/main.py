@@ -80,6 +80,8 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli import cost
 
             return cost.main(command.words or ("--help",))
+        case arguments.Top():
+            raise AssertionError("libra top has been served above")
         case _:
             from libra.cli.orders import order
 

@@ -13,9 +13,9 @@ from libra.cli.runs import find_or_newest
 from libra.cli.status import headline
 from libra.cli.text import duration, seconds_of
 from libra.config.rundir import is_alive, read_pid
-from libra.control.client import View
+from libra.control.client import Seen, View
 from libra.control.messages import TOPICS, Missed, News, Topic
-from libra.control.snapshot import Snapshot
+from libra.control.snapshot import Snapshot, TrajectoryDetail
 from libra.errors import ConfigError, LibraError, RunGone
 
 
@@ -49,11 +49,11 @@ def _topics(text: str) -> tuple[Topic, ...]:
     return tuple(topic for topic in TOPICS if topic in words)
 
 
-def _json(word: Snapshot | News | Missed) -> str:
+def _json(word: Seen) -> str:
     return msgspec.json.encode(word).decode()
 
 
-def _line(word: Snapshot | News | Missed) -> str:
+def _line(word: Seen) -> str:
     match word:
         case Snapshot():
             return headline(word)
@@ -61,3 +61,5 @@ def _line(word: Snapshot | News | Missed) -> str:
             return f"{duration(t):>7}  {topic if level == 'info' else level}: {what}"
         case Missed(news=news):
             return f"({news} lines missed)"
+        case TrajectoryDetail(id=id, stage=stage):
+            return f"trajectory {id}: {stage}"

@@ -5,6 +5,8 @@ Made by the controller for a viewer that asks (`StateRequest`); read by `libra.s
 
 from msgspec import Struct
 
+from libra.core.events import Status
+
 MOST_ENDED = 256
 """Trajectories that have ended and are told of: what new ones are drawn from."""
 MOST_UNDER_WAY = 2048
@@ -28,7 +30,7 @@ class Spent(_Part, frozen=True, gc=False, array_like=True):
     sampled_tokens: int
     tool: str
     tool_s: float
-    status: str
+    status: Status
     observed_tokens: int
 
 

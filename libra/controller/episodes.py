@@ -32,8 +32,8 @@ class Episode:
         self.sampled = bytearray()
         self.logprobs: list[float] = []
         self.versions: list[int] = []
-        self.turns = self.formed = 0
-        """Turns that the environment has taken, and those of them in a legal form."""
+        self.judged = self.formed = 0
+        """Turns whose form the environment has judged, and those of them in a legal form."""
         self.turn_start = 0
         """Index of the first token of the running or last turn."""
         self.generating = 0
@@ -214,11 +214,11 @@ class Episodes:
     async def _act(self, episode: Episode, cmd: int) -> e.AnyEvent:
         result = await episode.session.act(episode.tokens[episode.turn_start :])
         if result.formed is not None:
-            episode.turns += 1
+            episode.judged += 1
             episode.formed += result.formed
         if isinstance(result, Ended):
             loss_tokens = episode.loss_tokens
-            said = worth(self._reward, Record(result.reward, episode.turns, episode.formed, loss_tokens))
+            said = worth(self._reward, Record(result.reward, episode.judged, episode.formed, loss_tokens))
             self._keep(episode, "ended", said.reward, result.why)
             return e.EpisodeEnded(
                 self._clock(), cmd, episode.id, said.reward, loss_tokens, len(episode.tokens), said.stages

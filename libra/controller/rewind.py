@@ -2,17 +2,21 @@
 
     journal ──event──> core ──commands──> follower, turns, tally        snapshot(), detail(), news_since(): as of `now`
 
-Going back starts the film again from its beginning, since a core does not run backwards; so does nothing else. What only the
-live processes know (ages of heartbeats, what engines say of themselves) is None. A journal that ends in a torn record, or
+Going back starts the film again from its beginning, since a core does not run backwards; so does nothing else. A run that was
+resumed has several reels; of one that was cut short, what lies behind the checkpoint is left out: the run lost it. What only
+the live processes know (ages of heartbeats, what engines say of themselves) is None. A journal that ends in a torn record, or
 whose last event the core refuses, ends there. Blocking: who plays it keeps it in a thread of its own.
 """
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise, takewhile
+from math import inf
 from pathlib import Path
 
 import msgspec
 
+from libra.checkpoint import content
 from libra.config.schema import Config
 from libra.control.hub import RECENT_NEWS
 from libra.control.messages import News
@@ -24,48 +28,75 @@ from libra.controller.view import Looker
 from libra.core import commands as c
 from libra.core import events as e
 from libra.errors import CoreError, JournalError
-from libra.telemetry.journal import DIRECTORY, JournalReader
-from libra.telemetry.replay import core_of
+from libra.telemetry import segments
+from libra.telemetry.journal import JournalReader
+from libra.telemetry.saved_tally import SavedTally
 from libra.telemetry.summary import Tally
 from libra.telemetry.version import code_version
+
+
+class _Reel:
+    """One segment of the journal."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        reader = JournalReader(directory)
+        try:
+            self.config = msgspec.json.decode(reader.head.config, type=Config)
+        except (msgspec.ValidationError, msgspec.DecodeError) as x:
+            raise JournalError(
+                f"{directory}: its configuration does not fit this code's schema: {x}; it was written by "
+                f"{reader.head.code}, this is {code_version()}"
+            ) from x
+        times = [event.t for event, _ in reader]
+        self.begins, self.ends = (times[0], times[-1]) if times else (0.0, 0.0)
+        self.until = inf
+        """What happened later was lost."""
+
+    def events(self) -> Iterator[e.AnyEvent]:
+        return takewhile(lambda event: event.t <= self.until, (event for event, _ in JournalReader(self.directory)))
 
 
 class Rewind:
     """The film of the run in `run_dir`, at its beginning. Raises JournalError where there is none that this code can play."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        reader = JournalReader(run_dir / DIRECTORY)
-        try:
-            self.config: Config = msgspec.json.decode(reader.head.config, type=Config)
-        except (msgspec.ValidationError, msgspec.DecodeError) as x:
-            raise JournalError(
-                f"{run_dir / DIRECTORY}: its configuration does not fit this code's schema: {x}; it was written by "
-                f"{reader.head.code}, this is {code_version()}"
-            ) from x
-        self.length_s = 0.0
+        self._reels = [_Reel(directory) for directory in segments.directories(run_dir)]
+        for reel, later in pairwise(self._reels):
+            reel.until = later.begins
+        self.length_s = max(min(reel.ends, reel.until) for reel in self._reels)
         """When the last event happened, in seconds of the run's clock."""
-        for event, _ in reader:
-            self.length_s = event.t
         self.now = 0.0
         self.ended = False
         """No event is left."""
         self._start()
 
+    @property
+    def config(self) -> Config:
+        """Of the reel that plays."""
+        return self._reels[self._reel].config
+
     def _start(self) -> None:
-        self._events: Iterator[e.AnyEvent] = (event for event, _ in JournalReader(self._run_dir / DIRECTORY))
-        self._next: e.AnyEvent | None = None
-        self.core = core_of(self._run_dir, self.config)
-        run = self.config.run
-        self._tally = Tally(run.name, run.mode, run.seed)
-        self._looks = RunLooks(self.config, self._tally)
-        self._follower = Follower(self.core, self._publish, lambda: False)
-        self._turns = Turns(self.core)
-        self._looker = Looker(self.core, self._follower, self, lambda _: None, lambda: self.now, lambda: self.now)
         self._news: deque[News] = deque(maxlen=RECENT_NEWS)
         self._told = 0
         self._snapshots = 0
         self.now = 0.0
+        self._load(0)
+
+    def _load(self, reel: int) -> None:
+        self._reel = reel
+        directory, run = self._reels[reel].directory, self.config.run
+        self._events: Iterator[e.AnyEvent] = self._reels[reel].events()
+        self._next: e.AnyEvent | None = None
+        self.core = segments.core_of(directory, self.config)
+        self._tally = Tally(run.name, run.mode, run.seed)
+        if reel:
+            saved = content.decode(directory / segments.START).tally
+            self._tally.resume(msgspec.msgpack.decode(saved, type=SavedTally))
+        self._looks = RunLooks(self.config, self._tally)
+        self._follower = Follower(self.core, self._publish, lambda: False)
+        self._turns = Turns(self.core)
+        self._looker = Looker(self.core, self._follower, self, lambda _: None, lambda: self.now, lambda: self.now)
         self.ended = False
         self._fetch()
 
@@ -112,6 +143,8 @@ class Rewind:
 
     def _fetch(self) -> None:
         self._next = next(self._events, None)
+        if self._next is None and self._reel + 1 < len(self._reels):
+            self._load(self._reel + 1)
         self.ended = self._next is None
 
     def _handle(self, event: e.AnyEvent) -> None:

@@ -47,7 +47,7 @@ class Turn:
         self.reason = ""
         self.tool = ""
         self.tool_s: float | None = None
-        self.status = ""
+        self.status: e.Status = "ok"
         self.observed = 0
 
 
@@ -136,11 +136,7 @@ class Turns:
     def _ended(self, traj: int, record: Record, reward: float) -> None:
         record.reward = reward
         if record.kind == "train" and record.prompt_tokens:
-            spent = [
-                Spent(t.sampled, t.tool, t.tool_s or 0.0, t.status or "ok", t.observed)
-                for t in record.turns
-                if t.sampled
-            ]
+            spent = [Spent(t.sampled, t.tool, t.tool_s or 0.0, t.status, t.observed) for t in record.turns if t.sampled]
             if spent:
                 self.ended.append(Ended(record.prompt_tokens, tuple(spent)))
         self._keep(traj, record, "ended")

@@ -10,11 +10,9 @@ places, no turn on an engine without weights, no token that trains older than th
 everything that passes, in order: a journal, say.
 """
 
-import gc
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from libra.config.schema import Config
 from libra.core import commands as c
@@ -23,6 +21,7 @@ from libra.core.coordinator import Core
 from libra.core.fleet import CORE
 from libra.core.learned import Learned
 from libra.errors import CoreError
+from libra.sim.collector import no_collector
 from libra.sim.machine import NEVER, Machine, Row
 from libra.sim.plan import Plan, plan
 from libra.sim.report import EngineLife, Recorder, SimReport
@@ -40,18 +39,6 @@ Watch = Callable[[e.AnyEvent, Sequence[c.Command]], None]
 def make_core(config: Config, oracle: Oracle, learned: Learned | None) -> Core:
     """The live job's core; `oracle` is for the policy that may know how long trajectories are."""
     return Core(config, oracle, learned)
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """A run makes millions of objects and, of those in cycles, some thousands: to look for them took a fifth of its time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class Episode:

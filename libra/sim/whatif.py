@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from libra.config.schema import Config, EvalConfig, TruthConfig, WorkloadConfig
-from libra.control.state import LiveState
+from libra.control.state import Ended, LiveState
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
@@ -75,10 +75,7 @@ class Resumed:
     """The trajectories of a live state: first those under way, then more like the last ones."""
 
     def __init__(self, state: LiveState, samples: int, room_tokens: int, seed: int) -> None:
-        self._ended = [
-            TraceTrajectory("ended", i, "", x.prompt_tokens, tuple(TraceTurn(*spent) for spent in _spents(x.turns)))
-            for i, x in enumerate(state.ended)
-        ]
+        self._ended = [TraceTrajectory("ended", i, "", x.prompt_tokens, _turns(x)) for i, x in enumerate(state.ended)]
         self._samples = samples
         self._seed = seed
         draw = random.Random(f"{seed}/whatif")
@@ -112,12 +109,13 @@ class Resumed:
         """They have run on this very job."""
 
 
-def _spents(turns: Sequence[Struct]) -> list[tuple[object, ...]]:
+def _turns(ended: Ended) -> tuple[TraceTurn, ...]:
     """As a trace has them: only the last turn may be without a tool."""
-    rows = [list(structs.astuple(turn)) for turn in turns]
-    for row in rows[:-1]:
-        row[1] = row[1] or "tool"
-    return [tuple(row) for row in rows]
+    last = len(ended.turns) - 1
+    return tuple(
+        TraceTurn(x.sampled_tokens, x.tool or ("" if i == last else "tool"), x.tool_s, x.status, x.observed_tokens)
+        for i, x in enumerate(ended.turns)
+    )
 
 
 def price(state: LiveState, orders: tuple[Order, ...], budget_s: float = 2.0) -> Price:

@@ -13,7 +13,7 @@ from libra.cli.main import main
     ("argv", "expected"),
     [
         (["run", "a.toml"], Run("a.toml")),
-        (["run", "a.toml", "--name", "n", "--seed", "3", "--dry-run"], Run("a.toml", "n", 3, True)),
+        (["run", "a.toml", "--name", "n", "--seed", "3", "--dry-run"], Run("a.toml", name="n", seed=3, dry_run=True)),
         (["run", "--trainer.lr", "-1", "a.toml"], Run("a.toml", overrides=("--trainer.lr", "-1"))),
         (["run", "a.toml", "--trainer.lr=1"], Run("a.toml", overrides=("--trainer.lr=1",))),
         (["list", "--json"], List(json=True)),
@@ -38,7 +38,7 @@ def test_the_value_of_an_override_may_look_like_an_option():
     assert split_overrides(["--run.directory", "--odd", "x"]) == (["x"], ("--run.directory", "--odd"))
 
 
-@pytest.mark.parametrize("argv", [["run"], ["run", "a", "--nmae", "x"], ["fly"], ["stop"]])
+@pytest.mark.parametrize("argv", [["run", "a", "--nmae", "x"], ["fly"], ["stop"]])
 def test_words_that_do_not_fit_exit_with_2(argv, capsys):
     with pytest.raises(SystemExit) as e:
         main(argv)

@@ -131,7 +131,7 @@ def test_all_faults_of_all_tables_and_parts_come_at_once(tmp_path):
         ("trainer = 3", "trainer in {}: got 3, expected a table"),
         ("[bucket]\ntp = 1", "expected an array of tables ([[bucket]])"),
         ("bucket = []", "expected at least 1 entry"),
-        ("[env]\nname = 'calculater'", "expected one of 'calculator', 'workload' (nearest: 'calculator')"),
+        ("[env]\nname = 'calculater'", "expected one of 'calculator', 'lookup', 'workload' (nearest: 'calculator')"),
         ("[env.tool]\ndeadline = 3", "did you mean env.tool.deadline_s?"),
         ("[trainer]\nlr = nan", "expected a number above 0"),
         ("[trainer]\nlr = inf", "and finite"),

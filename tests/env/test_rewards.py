@@ -10,14 +10,23 @@ from hypothesis import strategies as st
 
 from libra.config import load
 from libra.config.preflight import check
-from libra.config.schema import CalculatorConfig, Config, FormatStage, LengthStage, RewardConfig, VerifiableStage
-from libra.controller.episodes import Episodes
+from libra.config.schema import (
+    CalculatorConfig,
+    Config,
+    FormatStage,
+    LengthStage,
+    RewardConfig,
+    TranscriptsConfig,
+    VerifiableStage,
+)
+from libra.controller.episodes import Episodes, Transcripts
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.batch import stage_means
 from libra.env.protocol import Ended, Observation
 from libra.env.rewards import Record, worth
 from libra.errors import ConfigError, EnvError, PreflightError
+from libra.telemetry.transcripts import TranscriptWriter
 from libra.wire import messages as m
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -165,13 +174,18 @@ class OneSession:
         return OneTool(self._answers)
 
 
-def last_event(answers, reward):
+def unwritten(path: Path) -> Transcripts:
+    """Transcripts of which none is kept."""
+    return Transcripts(TranscriptWriter(path, TranscriptsConfig(keep="none"), print), lambda _: "")
+
+
+def last_event(answers, reward, path):
     """What the controller tells the core at last, of an episode whose turns are answered so."""
     told: list[e.AnyEvent] = []
 
     async def run():
         async with anyio.create_task_group() as tasks:
-            episodes = Episodes(OneSession(answers), reward, 0, 1.0, tasks, lambda: 0.0, told.append)  # type: ignore[arg-type]
+            episodes = Episodes(OneSession(answers), reward, 0, 1.0, tasks, lambda: 0.0, told.append, unwritten(path))  # type: ignore[arg-type]
             episodes.open(c.OpenTrajectory(1, 7, "train", 0, 0, 0))
             await anyio.wait_all_tasks_blocked()
             for turn in range(len(answers)):
@@ -184,27 +198,27 @@ def last_event(answers, reward):
     return told[-1]
 
 
-def test_an_episode_ends_with_what_its_stages_say():
+def test_an_episode_ends_with_what_its_stages_say(tmp_path: Path):
     seen = Observation([5], "t", "ok", 0.0, False)
     botched = Observation([6], "none", "error", 0.0, False, formed=False)
     stages = of(VerifiableStage(), FormatStage(weight=0.3), LengthStage(weight=1, soft_limit_tokens=4, ramp_tokens=4))
-    end = last_event([seen, botched, Ended(1.0, "right")], stages)
+    end = last_event([seen, botched, Ended(1.0, "right")], stages, tmp_path)
     assert isinstance(end, e.EpisodeEnded)
     assert end.reward_stages == pytest.approx((1.0, 2 / 3, -0.5))
     assert end.reward == pytest.approx(1.0 + 0.2 - 0.5)
 
 
-def test_a_turn_for_which_there_was_no_room_is_no_turn():
+def test_a_turn_for_which_there_was_no_room_is_no_turn(tmp_path: Path):
     botched = Observation([6], "none", "error", 0.0, False, formed=False)
-    end = last_event([botched, Ended(0.0, "no room", None)], of(FormatStage(weight=1)))
+    end = last_event([botched, Ended(0.0, "no room", None)], of(FormatStage(weight=1)), tmp_path)
     assert isinstance(end, e.EpisodeEnded)
     assert end.reward_stages == (0.0,)
 
 
-def test_a_failed_trajectory_has_no_reward():
+def test_a_failed_trajectory_has_no_reward(tmp_path: Path):
     seen = Observation([5], "t", "ok", 0.0, False)
     for broken in (EnvError("gone"), Ended(math.nan, "?")):
-        end = last_event([seen, broken], of(VerifiableStage(), FormatStage(weight=1)))
+        end = last_event([seen, broken], of(VerifiableStage(), FormatStage(weight=1)), tmp_path)
         assert isinstance(end, e.TrajectoryFailed)
 
 

@@ -217,7 +217,9 @@ def test_rate_looks_at_the_last_seconds_only() -> None:
 
 def test_each_stage_of_the_reward_is_reported_by_itself() -> None:
     batches = [batch(i, 0.5, reward_stages={"verifiable": i / 20, "format": 1.0}) for i in range(20)]
-    s = count(*batches, c.Evaluated(0, "eval_end", 9, 200, 1, 0.75, {"verifiable": 0.7, "format": 0.5})).summary()
+    s = count(
+        *batches, c.Evaluated(0, "eval_end", 9, 200, 1, 0.75, reward_stages={"verifiable": 0.7, "format": 0.5})
+    ).summary()
     assert s.reward_stages_first == {"verifiable": 0.225, "format": 1.0}
     assert s.reward_stages_last == {"verifiable": 0.725, "format": 1.0}
     assert s.reward_stages_heldout == {"verifiable": 0.7, "format": 0.5}
