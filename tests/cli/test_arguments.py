@@ -38,11 +38,20 @@ def test_the_value_of_an_override_may_look_like_an_option():
     assert split_overrides(["--run.directory", "--odd", "x"]) == (["x"], ("--run.directory", "--odd"))
 
 
-@pytest.mark.parametrize("argv", [["run"], ["run", "a", "--nmae", "x"], ["fly"], ["stop"]])
+@pytest.mark.parametrize("argv", [["run", "a", "--nmae", "x"], ["fly"], ["stop"]])
 def test_words_that_do_not_fit_exit_with_2(argv, capsys):
     with pytest.raises(SystemExit) as e:
         main(argv)
     assert e.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [(["run"], "expected a configuration"), (["run", "a.toml", "--resume", "b"], "expected one of them")],
+)
+def test_a_run_is_begun_or_gone_on_with(argv, says, capsys):
+    assert main(argv) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.process
