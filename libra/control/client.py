@@ -15,6 +15,8 @@ from typing import Generic, Self, TypeVar
 from libra.config.rundir import is_alive, read_pid
 from libra.control.messages import (
     PROTOCOL,
+    Draft,
+    DraftAnswer,
     FromOrderer,
     FromViewer,
     Hello,
@@ -23,6 +25,7 @@ from libra.control.messages import (
     OrderAnswer,
     OrderRequest,
     Refused,
+    StateRequest,
     ToOrderer,
     Topic,
     ToViewer,
@@ -30,7 +33,8 @@ from libra.control.messages import (
     Welcome,
 )
 from libra.control.pointer import Pointer, read_pointer
-from libra.control.snapshot import Snapshot
+from libra.control.snapshot import Snapshot, TrajectoryDetail
+from libra.control.state import LiveState
 from libra.core.orders import Order
 from libra.errors import LibraError, RunGone
 from libra.wire.frames import BlockingReader, Codec, pack
@@ -41,6 +45,8 @@ SIGN_OF_LIFE_PER_S = 0.1
 """Snapshots that are asked for where only news are wanted: else nothing would tell a quiet run from a stopped one."""
 PROGRAM = "libra"
 
+Seen = Snapshot | TrajectoryDetail | News | Missed
+"""What a viewer is told."""
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -138,15 +144,43 @@ class View(_Link[FromViewer, ToViewer]):
                 return word
         raise AssertionError("following ends by an error only")
 
-    def follow(self, snapshots_per_s: float, topics: tuple[Topic, ...] = ()) -> Iterator[Snapshot | News | Missed]:
+    def follow(self, snapshots_per_s: float, topics: tuple[Topic, ...] = ()) -> Iterator[Seen]:
         """Snapshots and news as they come, until the link ends (RunGone) or nothing comes for too long (LibraError)."""
+        self.watch(snapshots_per_s, topics)
+        while True:
+            word = self.next()
+            if snapshots_per_s > 0 or not isinstance(word, Snapshot):
+                yield word
+
+    def watch(self, snapshots_per_s: float, topics: tuple[Topic, ...] = (), trajectory: int = -1) -> None:
+        """What `next` is to give from now on; may be called from another thread than the one that waits in `next`."""
         asked = snapshots_per_s or SIGN_OF_LIFE_PER_S
         self._socket.settimeout(self._timeout_s + 1 / asked)
-        self._write(Watch(asked, topics))
+        self._write(Watch(asked, topics, trajectory))
+
+    def next(self) -> Seen:
+        """What comes next. RunGone where the link ends, LibraError where nothing comes for too long."""
         while True:
             word = self._read()
-            if isinstance(word, News | Missed) or (isinstance(word, Snapshot) and snapshots_per_s > 0):
-                yield word
+            if isinstance(word, Snapshot | News | Missed | TrajectoryDetail):
+                return word
+
+    def draft(self, order: Order) -> DraftAnswer:
+        """Whether the order would be accepted now, by the core's own rules. Nothing is done."""
+        id = token_hex(8)
+        self._write(Draft(id, order))
+        while True:
+            word = self._read()
+            if isinstance(word, DraftAnswer) and word.id == id:
+                return word
+
+    def state(self) -> LiveState:
+        """What a simulation can start from."""
+        self._write(StateRequest())
+        while True:
+            word = self._read()
+            if isinstance(word, LiveState):
+                return word
 
 
 class Orders(_Link[FromOrderer, ToOrderer]):

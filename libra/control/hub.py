@@ -14,7 +14,7 @@ from math import inf
 import anyio
 
 from libra.control.messages import MOST_SNAPSHOTS_PER_S, STANDING_TOPICS, Missed, News, Topic, Watch
-from libra.control.snapshot import Snapshot
+from libra.control.snapshot import Snapshot, TrajectoryDetail
 from libra.wire.frames import pack
 
 QUEUE_NEWS = 512
@@ -39,6 +39,8 @@ class Viewer:
         """News that it never got, in all."""
         self._unsaid = 0
         self._queue: deque[bytes] = deque()
+        self._reply = b""
+        self._reply_taken = anyio.Event()
 
     @property
     def interval_s(self) -> float:
@@ -54,10 +56,19 @@ class Viewer:
         self._queue.append(frame)
         self.arrived.set()
 
+    async def reply(self, frame: bytes) -> None:
+        """Answer a request; over when the writer has taken it, so who asks and does not read is not heard further."""
+        self._reply, self._reply_taken = frame, anyio.Event()
+        self.arrived.set()
+        await self._reply_taken.wait()
+
     def take(self) -> list[bytes]:
-        """All that waits, behind a word on what was missed; then it waits for the next."""
+        """All that waits, behind an answer and a word on what was missed; then it waits for the next."""
         self.arrived = anyio.Event()
-        frames = [pack(Missed(self._unsaid))] if self._unsaid else []
+        frames = [self._reply] if self._reply else []
+        self._reply = b""
+        self._reply_taken.set()
+        frames += [pack(Missed(self._unsaid))] if self._unsaid else []
         frames += self._queue
         self.sent_news += len(self._queue)
         self._unsaid = 0
@@ -66,14 +77,20 @@ class Viewer:
 
 
 class Hub:
-    """`make(n)` gives the n-th snapshot; `clock` is the run's."""
+    """`make(n)` gives the n-th snapshot, `detail(traj)` one trajectory turn by turn; `clock` is the run's."""
 
-    def __init__(self, make: Callable[[int], Snapshot], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], Snapshot],
+        detail: Callable[[int], TrajectoryDetail],
+        clock: Callable[[], float],
+    ) -> None:
         self.clock = clock
         self.viewers: list[Viewer] = []
         self.built = 0
         """Snapshots made so far."""
         self._make = make
+        self._detail = detail
         self._frame = b""
         self._built_at = -inf
         self._news = 0
@@ -96,6 +113,11 @@ class Hub:
             for viewer in self.viewers:
                 if topic in viewer.watch.topics:
                     viewer.put(frame)
+
+    def frames(self, watch: Watch) -> list[bytes]:
+        """What a viewer that is due gets."""
+        detail = [pack(self._detail(watch.trajectory))] if watch.trajectory >= 0 else []
+        return [self.frame(), *detail]
 
     def frame(self) -> bytes:
         """The newest snapshot as a frame."""

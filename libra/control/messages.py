@@ -1,6 +1,7 @@
 """The vocabulary of the control sockets: length-prefixed msgpack (`libra.wire.frames`) of Structs tagged by `kind`.
 
-    view.sock       Hello ─> <─ Welcome      Watch ─> (again at any time)      <─ Snapshot | News | Missed ...
+    view.sock       Hello ─> <─ Welcome      Watch ─> (again at any time)      <─ Snapshot | News | TrajectoryDetail ...
+                                             Draft ─> <─ DraftAnswer           StateRequest ─> <─ LiveState
     control.sock    Hello ─> <─ Welcome      OrderRequest ─> <─ OrderAnswer    one at a time
 
 `Hello`, `Welcome` and `Refused` keep their first fields in every protocol, so that any two versions can tell each other that
@@ -11,7 +12,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from libra.control.snapshot import Snapshot
+from libra.control.snapshot import Snapshot, TrajectoryDetail
+from libra.control.state import LiveState
 from libra.core.orders import Order
 
 PROTOCOL = 1
@@ -60,6 +62,29 @@ class Watch(_Word, frozen=True):
 
     snapshots_per_s: Annotated[float, Meta(ge=0)] = 1.0
     topics: tuple[Topic, ...] = ()
+    trajectory: int = -1
+    """One that is to be shown turn by turn: a `TrajectoryDetail` follows each snapshot; -1: none."""
+
+
+class Draft(_Word, frozen=True):
+    """Would this order be accepted now? Nothing is done."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=64)]
+    order: Order
+
+
+class DraftAnswer(_Word, frozen=True):
+    """By the core's own rules, as of `epoch`. `effects`: what would happen, for people, one line each."""
+
+    id: str
+    valid: bool
+    reason: str
+    effects: tuple[str, ...]
+    epoch: int
+
+
+class StateRequest(_Word, frozen=True):
+    """Everything that a simulation of what comes next can start from: `LiveState`."""
 
 
 class News(_Word, frozen=True):
@@ -102,7 +127,7 @@ class OrderAnswer(_Word, frozen=True):
     epoch: int
 
 
-FromViewer = Hello | Watch
+FromViewer = Hello | Watch | Draft | StateRequest
 FromOrderer = Hello | OrderRequest
-ToViewer = Welcome | Refused | Snapshot | News | Missed
+ToViewer = Welcome | Refused | Snapshot | News | Missed | TrajectoryDetail | DraftAnswer | LiveState
 ToOrderer = Welcome | Refused | OrderAnswer

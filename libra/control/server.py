@@ -11,7 +11,7 @@ down by his own socket.
 
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.abc
@@ -22,15 +22,20 @@ from libra.control.hub import Hub, Viewer
 from libra.control.messages import (
     PROTOCOL,
     REQUEST_FRAME_BYTES,
+    Draft,
+    DraftAnswer,
     FromOrderer,
     FromViewer,
     Hello,
     OrderRequest,
     Refused,
+    StateRequest,
     Watch,
     Welcome,
 )
 from libra.control.peer import peer_of
+from libra.control.state import LiveState
+from libra.core.orders import Order
 from libra.errors import WireError
 from libra.wire.frames import AsyncReader, Codec, pack
 
@@ -50,14 +55,24 @@ GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError,
 M = TypeVar("M")
 
 
+class Prober(Protocol):
+    """Looks that a viewer asks for one by one."""
+
+    def draft(self, id: str, order: Order) -> DraftAnswer: ...
+    def state(self) -> LiveState: ...
+
+
 class ControlServer:
     """`log(line)` is told of refused links and of faults of ours."""
 
-    def __init__(self, run: str, incarnation: str, hub: Hub, desk: OrderDesk, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: str, incarnation: str, hub: Hub, desk: OrderDesk, prober: Prober, log: Callable[[str], None]
+    ) -> None:
         self._run = run
         self._incarnation = incarnation
         self._hub = hub
         self._desk = desk
+        self._prober = prober
         self._log = log
         self._view_codec: Codec[FromViewer] = Codec(FromViewer)
         self._order_codec: Codec[FromOrderer] = Codec(FromOrderer)
@@ -137,10 +152,15 @@ class ControlServer:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write, stream, viewer)
                 while True:
-                    request = await reader.receive(REQUEST_FRAME_BYTES)
-                    if not isinstance(request, Watch):
-                        raise WireError(f"unexpected {type(request).__name__} on view.sock, expected a Watch")
-                    self._hub.watch(viewer, request)
+                    match await reader.receive(REQUEST_FRAME_BYTES):
+                        case Watch() as request:
+                            self._hub.watch(viewer, request)
+                        case Draft(id=id, order=order):
+                            await viewer.reply(pack(self._prober.draft(id, order)))
+                        case StateRequest():
+                            await viewer.reply(pack(self._prober.state()))
+                        case Hello():
+                            raise WireError("unexpected second hello on view.sock")
                     await anyio.sleep(PACE_S)
         finally:
             self._hub.leave(viewer)
@@ -151,7 +171,7 @@ class ControlServer:
                 await viewer.arrived.wait()
             frames = viewer.take()
             if viewer.due <= self._hub.clock():
-                frames.append(self._hub.frame())
+                frames += self._hub.frames(viewer.watch)
                 viewer.due = self._hub.clock() + viewer.interval_s
                 viewer.sent_snapshots += 1
             for batch in _batches(frames):

@@ -57,6 +57,8 @@ class RunPart(_Part, frozen=True, gc=False):
     label: str
     alerts: tuple[Alert, ...]
     """The newest warnings and errors, oldest first."""
+    rule: str = ""
+    """What moves ranks by itself: the name of the rule, or "off"."""
 
 
 class PacePart(_Part, frozen=True, gc=False):
@@ -118,6 +120,10 @@ class EngineRow(_Part, frozen=True, gc=False):
     """That its running trajectories are predicted to need in all; 0 from policies that do not predict."""
     sampled_tokens: int
     """Counter."""
+    preemptions: int = 0
+    """Counter: turns that the engine itself threw out and computed again."""
+    prefix_hits: float | None = None
+    """Share of prompt tokens that its prefix cache held."""
 
 
 class ReplicaRow(_Part, frozen=True, gc=False):
@@ -178,6 +184,8 @@ class TailRow(_Part, frozen=True, gc=False):
     """In this stage for longer than a standing role may take."""
     retrying: bool
     """Not the first attempt."""
+    raised: bool = False
+    """A person has put it before the others."""
 
 
 class MoveRow(_Part, frozen=True, gc=False):
@@ -213,6 +221,10 @@ class AllocationPart(_Part, frozen=True, gc=False):
     """The last moves that ended, oldest first."""
     proposal: str
     """What the automatic rule would do next, and why; "" nothing."""
+    paused: bool = False
+    """No automatic move until a person resumes them."""
+    gain: float | None = None
+    """By what share the proposal promises to make a batch shorter."""
 
 
 class TrainerPart(_Part, frozen=True, gc=False):
@@ -248,3 +260,64 @@ class Snapshot(Struct, frozen=True, gc=False, tag_field="kind", tag="snapshot"):
     tail: tuple[TailRow, ...]
     tail_of: int
     """Trajectories in flight that the tail was chosen from."""
+
+
+class TurnRow(_Part, frozen=True, gc=False):
+    """One turn of a trajectory, or what there is of it so far. A turn that was cut has several segments."""
+
+    turn: int
+    began: float
+    """When it was sent to an engine (run's clock)."""
+    sampled_tokens: int
+    context_tokens: int
+    """Before it."""
+    engine: int
+    """The last one that sampled for it."""
+    bucket: str
+    version: int
+    """The newest that sampled for it; -1: none yet."""
+    seconds: float | None
+    """From its begin to its end; None while it runs."""
+    tool_s: float | None
+    signal: str
+    """The tool return that ended it, as `tool/size/status`; "" before."""
+    reason: str
+    """Why the scheduler placed it there."""
+    segments: int = 1
+
+
+class NodeRow(_Part, frozen=True, gc=False):
+    """A node of the causality tree that speaks for a trajectory: what those who came by here, and outlived it, still needed."""
+
+    label: str
+    """Its tree (prompt, family, all) and the signal that leads to it, as `tool/size/status`."""
+    visits: float
+    """Faded by version."""
+    residual_mean: float
+    residual_p90: float
+    depth: int = 0
+    """Tool returns from the root."""
+    share: float = 0.0
+    """Its say in the prediction; all shares sum to 1."""
+
+
+class TrajectoryDetail(Struct, frozen=True, gc=False, tag_field="kind", tag="trajectorydetail"):
+    """One trajectory turn by turn, at `t`. `found` is false for one that is over or never was: the rest then says nothing."""
+
+    id: int
+    t: float
+    found: bool
+    task: str = ""
+    """train or held-out."""
+    prompt: int = -1
+    sample: int = -1
+    group: int = -1
+    batch: int = -1
+    attempt: int = 0
+    stage: str = ""
+    reward: float | None = None
+    turns: tuple[TurnRow, ...] = ()
+    """The last ones; earlier ones are counted in `earlier`."""
+    earlier: int = 0
+    path: tuple[NodeRow, ...] = ()
+    """From the least to the most specific."""

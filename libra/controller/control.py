@@ -20,12 +20,18 @@ from libra.config.rundir import own_pid
 from libra.config.schema import Config
 from libra.control.desk import Give, OrderDesk, describe
 from libra.control.hub import Hub
-from libra.control.messages import PROTOCOL, OrderAnswer, OrderRequest
+from libra.control.messages import PROTOCOL, DraftAnswer, OrderAnswer, OrderRequest
 from libra.control.pointer import Pointer, remove_pointer, write_pointer
 from libra.control.server import ControlServer
+from libra.control.state import LiveState
 from libra.controller import view
 from libra.controller.follow import Follower
+from libra.controller.turns import Turns
+from libra.core import commands as c
+from libra.core import events as e
+from libra.core.allocation import Refused
 from libra.core.coordinator import Core
+from libra.core.orders import Order
 
 BACKLOG = 64
 
@@ -54,11 +60,38 @@ class ControlRoom:
     ) -> None:
         self.core = core
         self.follower = Follower(core, self._publish, self._wants_decisions)
+        self.turns = Turns(core)
+        self._clock = clock
         looker = view.Looker(core, self.follower, gauges, liveness, clock, wall or clock)
-        self.hub = Hub(looker.snapshot, clock)
+        self.hub = Hub(looker.snapshot, lambda traj: self.turns.detail(traj, round(clock(), 4)), clock)
         self.desk = OrderDesk(core.config.control.override, give, partial(view.epoch, core), self._answered)
-        self.server = ControlServer(core.config.run.name, incarnation, self.hub, self.desk, log)
+        self.server = ControlServer(core.config.run.name, incarnation, self.hub, self.desk, self, log)
         self._incarnation = incarnation
+
+    # --- an observer of the runtime
+
+    def event(self, event: e.AnyEvent) -> None:
+        self.follower.event(event)
+        self.turns.event(event)
+
+    def command(self, command: c.Command) -> None:
+        self.follower.command(command)
+        self.turns.command(command)
+
+    # --- what a viewer asks
+
+    def draft(self, id: str, order: Order) -> DraftAnswer:
+        """By the core's own rules; nothing is done."""
+        epoch = self.core.fleet.epoch
+        try:
+            return DraftAnswer(id, True, "", tuple(self.core.elastic.draft(order, self.core.ready)), epoch)
+        except Refused as x:
+            return DraftAnswer(id, False, str(x), (), epoch)
+
+    def state(self) -> LiveState:
+        return self.turns.state(round(self._clock(), 4))
+
+    # ---
 
     def _publish(self, *news: object) -> None:
         self.hub.publish(*news)  # type: ignore[arg-type]

@@ -41,6 +41,7 @@ from libra.telemetry.metrics import MetricsWriter
 from libra.telemetry.summary import FILE as SUMMARY_FILE
 from libra.telemetry.summary import Tally, write_summary
 from libra.wire.child import die_with_parent
+from libra.wire.loop import ignore_stale_wakeups
 from libra.wire.rendezvous import Meeting, PrivateDirectory, announce, meeting_file
 
 PICTURE_S = 30.0
@@ -64,6 +65,7 @@ class Controller:
 
     async def run(self) -> int:
         """The whole run; 0 when it ended well or was stopped in good order, 1 when something broke."""
+        ignore_stale_wakeups()
         config, run_dir, resumption = self.config, self.run_dir, self.resumption
         if self.learned is not None:
             tree_file.write(run_dir / TREE_START_FILE, self.world.core_config, self.learned)

@@ -9,32 +9,27 @@ from collections.abc import Callable
 import anyio
 
 from libra.config.schema import Config
+from libra.controller.looks import RunLooks
 from libra.core import commands as c
 from libra.core.coordinator import Core
-from libra.core.fleet import Unit
-from libra.telemetry.display import Display, EngineRow, RunView
+from libra.telemetry.display import Display
 from libra.telemetry.logs import RunLog
 from libra.telemetry.metrics import Gauges, MetricsWriter
-from libra.telemetry.summary import Rate, Tally
+from libra.telemetry.summary import Tally
 from libra.wire import messages as m
 
 REFRESH_S = 0.35
 GAUGES_S = 2.0
-ETA_BATCHES = 20
-"""The time to the end is judged by so many last batches."""
 
 
 class Screen:
     def __init__(self, config: Config, display: Display, log: RunLog, metrics: MetricsWriter, tally: Tally) -> None:
-        self._config = config
         self._display = display
         self._log = log
         self._metrics = metrics
         self.tally = tally
-        self._rate = Rate()
-        self._consumed_at: list[float] = []
-        self._stats: dict[int, m.EngineStats] = {}
-        self.view = RunView(run=config.run.name, mode=config.run.mode, seed=config.run.seed, steps=config.run.steps)
+        self._looks = RunLooks(config, tally)
+        self.view = self._looks.view
 
     # --- from the shell
 
@@ -57,7 +52,7 @@ class Screen:
                 took = f" after {seconds:.1f} s" if stage in ("ready", "failed") else ""
                 self.report("warning" if stage == "failed" else "info", f"move {move}, {what}: {stage}{took}{by}{why}")
             case c.BatchConsumed():
-                self._consumed_at.append(now)
+                self._looks.consumed(now)
                 for straggler in self.tally.paths.latest:
                     self._metrics.straggler(now, straggler)
             case c.Evaluated(kind=kind, tasks=tasks, failed=failed, reward=reward, version=version, batch=batch):
@@ -80,11 +75,11 @@ class Screen:
         self.report("info", f"the run goes on from checkpoint {step}, version {version}")
 
     def engine_stats(self, engine: int, stats: m.EngineStats) -> None:
-        self._stats[engine] = stats
+        self._looks.stats[engine] = stats
 
     def stats(self, engine: int) -> m.EngineStats | None:
         """What the engine last said of itself."""
-        return self._stats.get(engine)
+        return self._looks.stats.get(engine)
 
     def warm_progress(self, progress: m.WarmProgress) -> None:
         self.view.progress = progress.step / max(1, progress.steps)
@@ -97,57 +92,12 @@ class Screen:
         gauges_due = 0.0
         while True:
             now = clock()
-            self._look(core, now)
+            self._looks.look(core, now)
             self._display.update(self.view)
             if now >= gauges_due:
                 gauges_due = now + GAUGES_S
                 self._metrics.gauges(now, self._gauges(core))
             await anyio.sleep(REFRESH_S)
-
-    def _look(self, core: Core, now: float) -> None:
-        view, tally = self.view, self.tally
-        phase = {"starting": "starting", "training": "training", "ended": "stopping"}.get(core.phase, "evaluating")
-        if phase == "starting" and core.lifecycle.warming:
-            phase = "warm start"
-        view.phase = phase  # type: ignore[assignment]
-        view.step = len(tally.rewards)
-        view.version = core.learner.version
-        view.rewards = tally.rewards
-        view.tokens_per_s = self._rate.update(now, tally.tokens_sampled)
-        view.in_flight = {stage: n for stage, n in tally.stages.items() if n > 0}
-        view.queue = core.learner.groups_ready()
-        view.lag = tally.lag
-        view.elapsed_s = now
-        view.eta_s = self._eta(now)
-        if phase == "evaluating":
-            done, total = core.evaluation.progress
-            view.progress, view.label = done / max(1, total), f"{done}/{total} held-out tasks"
-        elif phase in ("training", "stopping"):
-            done, total = core.evaluation.progress
-            view.progress, view.label = 0.0, f"{done}/{total} held-out tasks" if total else ""
-        view.epoch, view.moves = core.fleet.epoch, tally.moves
-        view.roles = [_role(core, rank) for rank in core.fleet.ranks]
-        view.engines = [self._engine_row(core, id) for id in core.fleet.engines]
-
-    def _engine_row(self, core: Core, id: int) -> EngineRow:
-        load = core.fleet.engines[id].load
-        stats = self._stats.get(id)
-        bucket = self._config.bucket[load.bucket]
-        return EngineRow(
-            id=id,
-            bucket=bucket.name,
-            version=load.version,
-            running=stats.running if stats else load.running,
-            waiting=stats.waiting if stats else 0,
-            kv=(stats.kv_tokens if stats else load.reserved_tokens) / load.kv_tokens,
-        )
-
-    def _eta(self, now: float) -> float | None:
-        recent = self._consumed_at[-ETA_BATCHES:]
-        if len(recent) < 2:
-            return None
-        per_batch = (recent[-1] - recent[0]) / (len(recent) - 1)
-        return max(0.0, (self._config.run.steps - len(self.tally.rewards)) * per_batch - (now - recent[-1]))
 
     def _gauges(self, core: Core) -> Gauges:
         view = self.view
@@ -166,22 +116,3 @@ class Screen:
             bucket_moves=self.tally.paths.bucket_moves,
             cost_factor={name: round(kind.factor, 4) for name, kind in core.placement.correction.kinds().items()},
         )
-
-
-def _role(core: Core, rank: int) -> str:
-    """What a rank does, for people; both of it where it moves."""
-    fleet = core.fleet
-    role = fleet.role_of(rank)
-    if role != "moving":
-        return _work(core, fleet.unit(fleet.ranks[rank].unit)) if role in ("trainer", "rollout", "gradient") else role
-    move = core.handover.moves[fleet.ranks[rank].move]
-    sides = [next((u for u in units if rank in u.ranks), None) for units in (move.leaving, move.joining)]
-    return " > ".join(_work(core, unit) for unit in sides)
-
-
-def _work(core: Core, unit: Unit | None) -> str:
-    if unit is None:
-        return "spare"
-    if unit.role == "rollout":
-        return core.config.bucket[unit.bucket].name
-    return "core" if unit.role == "trainer" else "gradient"

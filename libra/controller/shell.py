@@ -66,7 +66,7 @@ class Shell:
             screen.log,
             self._order,
         )
-        self.runtime = Runtime(self.core, journal, (tally, self.control.follower), self.carry_out, clock)
+        self.runtime = Runtime(self.core, journal, (tally, self.control), self.carry_out, clock)
         self.episodes = world.episodes(tasks, clock, self.runtime.post, self._transcripts(run_dir, screen))
         self.monitor = Monitor(config.deadline, clock.wall, self._noticed)
         self.checkpoints = Checkpoints(

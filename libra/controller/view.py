@@ -135,6 +135,7 @@ class Looker:
             failed=core.rollout.failed,
             progress=view.progress,
             label=view.label,
+            rule=config.elastic.rule,
             alerts=tuple(Alert(round(t, 3), level, what) for t, level, what in self._follower.alerts),
         )
 
@@ -234,6 +235,7 @@ class Looker:
             slow=usual is not None and age > SLOW_FACTOR * usual,
             stalled=now - flight.since > self._stalled_s,
             retrying=traj.attempt > 0,
+            raised=traj.raised,
         )
 
 
@@ -286,6 +288,8 @@ def allocation(core: Core) -> AllocationPart:
         moves=tuple(_move(move) for move in core.handover.moves.values()),
         recent=tuple(_move(move) for move in elastic.history[-RECENT_MOVES:]),
         proposal=elastic.proposal.reason if elastic.proposal else "",
+        paused=elastic.paused,
+        gain=elastic.proposal.gain if elastic.proposal else None,
     )
 
 

@@ -1,7 +1,8 @@
 """Which moves are legal, and which moves lead to an allocation that somebody wants.
 
     Allocate(rollout=3, gradient=1) ──plans_for──> the cheapest moves that get there ─┐
-    MoveRanks(ranks, to, bucket)    ──plans_for──> one move ──────────────────────────┴──check──> begin, or why not
+    MoveRanks(ranks, to, bucket)    ──plans_for──> one move ──────────────────────────┼──check──> begin, or why not
+    Arrange(moves)                  ──plans_for──> one each ──────────────────────────┘
 
 Ranks move in the smallest sets that are whole engines before and whole replicas after, or the other way round: lcm(TP,
 replica) ranks. An engine that leaves is the one with the least to do; a replica goes home to the bucket that its ranks came
@@ -11,9 +12,9 @@ from. Nothing here changes anything. Everything refused is refused with a reason
 from math import lcm
 
 from libra.config.schema import Config
-from libra.core.fleet import Engine, Fleet, Unit
+from libra.core.fleet import NOBODY, Engine, Fleet, Unit
 from libra.core.handover import Plan, overlapping
-from libra.core.orders import Allocate, MoveRanks
+from libra.core.orders import Allocate, Arrange, MoveRanks
 
 
 class Refused(Exception):
@@ -47,10 +48,26 @@ class Allocation:
 
     # --- from a wish to plans
 
-    def plans_for(self, order: Allocate | MoveRanks) -> list[Plan]:
+    def plans_for(self, order: Allocate | MoveRanks | Arrange) -> list[Plan]:
         """The moves that carry out the order, checked. Raises Refused."""
-        plans = self._to_counts(order) if isinstance(order, Allocate) else [self._to_role(order)]
+        match order:
+            case Allocate():
+                plans = self._to_counts(order)
+            case MoveRanks():
+                plans = [self._to_role(order)]
+            case Arrange(moves=moves):
+                plans = self._joined([self._to_role(move) for move in moves])
         self.check(plans)
+        return plans
+
+    def _joined(self, plans: list[Plan]) -> list[Plan]:
+        """Plans that take parts of one unit are one move: all of it moves together."""
+        for unit in self.fleet.units():
+            touching = [plan for plan in plans if set(plan.ranks) & set(unit.ranks)]
+            if len(touching) > 1:
+                units = tuple(part for plan in touching for part in plan.units)
+                spare = tuple(rank for plan in touching for rank in plan.spare)
+                plans = [*(plan for plan in plans if plan not in touching), Plan(units, spare)]
         return plans
 
     def _to_counts(self, order: Allocate) -> list[Plan]:
@@ -119,10 +136,25 @@ class Allocation:
                 return Plan(tuple((home, part) for part in _parts(ranks, self.buckets[home].tp)))
         return None
 
+    def wake(self) -> Plan | None:
+        """Ranks that were put aside become an engine of the bucket that they served last; None where they make none."""
+        idle = [
+            d
+            for d in self.fleet.ranks.values()
+            if d.unit == NOBODY and d.status == "here" and not d.move and not d.processes
+        ]
+        for bucket, shape in enumerate(self.buckets):
+            ranks = [d.rank for d in idle if self._home.get(d.rank, 0) == bucket][: shape.tp]
+            if len(ranks) == shape.tp:
+                return Plan(((bucket, tuple(ranks)),))
+        return None
+
     def _to_role(self, order: MoveRanks) -> Plan:
         ranks = sorted(set(order.ranks))
         if not ranks:
             raise Refused("got no ranks to move; expected at least one")
+        if order.to == "spare":
+            return Plan((), tuple(ranks))
         if order.to == "gradient":
             size, bucket, what = self.replica, -1, f"replicas of {self.replica}"
         else:
@@ -183,6 +215,8 @@ class Allocation:
                 )
             if inside and any((b, r) == (unit.bucket, unit.ranks) for b, r in plan.units):
                 raise Refused(f"{unit.name} is what it is to become already")
+        if idle := [rank for rank in plan.spare if self.fleet.ranks[rank].unit == NOBODY]:
+            raise Refused(f"rank {idle[0]} is spare already")
         for bucket, members in plan.units:
             nodes = {(rank - 1) // self._per_node for rank in members}
             if bucket >= 0 and len(nodes) > 1:

@@ -51,6 +51,8 @@ class Proposal:
     direction: Direction
     ranks: int
     reason: str
+    gain: float | None = None
+    """By what share the formula expects a batch to get shorter; None where it expects nothing: a try, or a move taken back."""
 
 
 @dataclass(slots=True)
@@ -178,7 +180,7 @@ class Balance:
                     f"training takes {train_s:.3g} s a batch and rollout {rollout_s:.3g} s; with {r} ranks"
                     f" {'more' if sign > 0 else 'fewer'} in training {train_then_s:.3g} s and {rollout_then_s:.3g} s"
                 )
-                return Proposal("lend" if sign > 0 else "recall", r, reason)
+                return Proposal("lend" if sign > 0 else "recall", r, reason, 1.0 - then_s / now_s)
         return None
 
 

@@ -207,7 +207,7 @@ class MoveChanged(Command, frozen=True, tag=True, array_like=True):
     reason: str
     seconds: float
     """Since the move began."""
-    to: Role
+    to: Role | Literal["spare"]
     """What its ranks become."""
 
 

@@ -185,9 +185,14 @@ class Core:
             case StopRequested():
                 self._stop(e)
             case OrderGiven():
-                self.elastic.order(e, ready=self.publication.newest >= 0)
+                self.elastic.order(e, ready=self.ready)
             case _:
                 assert_never(e)
+
+    @property
+    def ready(self) -> bool:
+        """Past the warm start: orders are taken."""
+        return self.publication.newest >= 0
 
     @property
     def decided(self) -> list[tuple[int, Decision]]:

@@ -21,6 +21,8 @@ from libra.core.scheduler.load import NO_WEIGHTS, EngineLoad
 
 CORE = -1
 """The unit id of the trainer core."""
+NOBODY = -2
+"""The unit id of a rank that a person took out of work."""
 RankStatus = Literal["absent", "here", "lost"]
 RankRole = Literal["trainer", "rollout", "gradient", "moving", "spare", "lost"]
 UnitState = Literal["idle", "starting", "forming", "fetching", "ready", "serving", "closing", "ending"]

@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from libra.core.commands import MoveChanged
-from libra.core.fleet import Engine, Fleet, Unit
+from libra.core.commands import MoveChanged, Role
+from libra.core.fleet import NOBODY, Engine, Fleet, Unit
 from libra.core.learner import Learner
 from libra.core.lifecycle import Lifecycle
 from libra.core.outbox import Outbox
@@ -43,10 +43,12 @@ class Plan:
     """What a set of ranks is to become: (bucket index, or -1 for a gradient replica; its ranks) for each new unit."""
 
     units: tuple[tuple[int, tuple[int, ...]], ...]
+    spare: tuple[int, ...] = ()
+    """Ranks that are to do nothing."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(rank for _, ranks in self.units for rank in ranks))
+        return tuple(sorted([*(rank for _, ranks in self.units for rank in ranks), *self.spare]))
 
 
 @dataclass(slots=True)
@@ -72,7 +74,13 @@ class Move:
     @property
     def undo(self) -> Plan:
         """The plan that leads back."""
-        return Plan(tuple((u.bucket, u.ranks) for u in self.leaving))
+        worked = {rank for u in self.leaving for rank in u.ranks}
+        return Plan(tuple((u.bucket, u.ranks) for u in self.leaving), tuple(r for r in self.ranks if r not in worked))
+
+    @property
+    def role(self) -> Role | Literal["spare"]:
+        """What its ranks become."""
+        return self.joining[0].role if self.joining else "spare"
 
 
 class Handover:
@@ -152,7 +160,7 @@ class Handover:
         self.out.put(
             MoveChanged(
                 self.out.next_seq(), move.id, stage, self.fleet.epoch, move.ranks, move.what, move.author, move.reason,
-                self.out.now - move.began, move.joining[0].role,
+                self.out.now - move.began, move.role,
             )
         )  # fmt: skip
 
@@ -224,6 +232,8 @@ class Handover:
         for unit in move.leaving:
             self.lifecycle.take_down(unit, f"its ranks moved ({move.what})")
             self._remove(unit)
+        for rank in move.ranks:
+            self.fleet.ranks[rank].unit = NOBODY
         for unit in move.joining:
             unit.gated = False
             for rank in unit.ranks:

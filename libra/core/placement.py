@@ -14,6 +14,7 @@ from math import ceil
 
 from libra.config.schema import Config, SchedulerConfig
 from libra.core.causality import CausalityTree, Residual, TreeConfig, restore, save
+from libra.core.causality.forecast import Source
 from libra.core.cost.correction import Correction
 from libra.core.events import ToolReturned
 from libra.core.fleet import Engine, Fleet
@@ -157,6 +158,12 @@ class Placement:
     def residual(self, traj: Trajectory) -> Residual:
         """What the tree says that a live trajectory still needs, in tokens."""
         return self.tree.predict(traj.id, since=traj.sampled_tokens - self._routes[traj.id].told_tokens)
+
+    def sources(self, traj: Trajectory) -> tuple[list[Source], list[str]]:
+        """Who speaks for a live trajectory when its residual is predicted, and its signals as `tool/size/status`."""
+        since = traj.sampled_tokens - self._routes[traj.id].told_tokens
+        sources, signals = self.tree.sources(traj.id, since)
+        return sources, [f"{s.tool}/{s.size}/{s.status}" for s in signals]
 
     def size_of(self, observation_tokens: int) -> str:
         """The payload class of a tool return."""

@@ -178,13 +178,19 @@ class Rollout:
         if traj is not None:
             self._failed(traj, e.reason)
 
+    def may_retry(self, traj: Trajectory) -> bool:
+        """Whether a failure would be followed by a fresh attempt."""
+        return traj.attempt < self.retries
+
     def _failed(self, traj: Trajectory, reason: str) -> None:
         """Infrastructure broke under it: a fresh attempt, or the end of its group."""
         self.failed += 1
         self._give_up(traj, "failed")
         group = traj.group
-        if traj.attempt < self.retries:
-            group.members[traj.sample] = self._open(group, traj.sample, traj.attempt + 1)
+        if self.may_retry(traj):
+            again = self._open(group, traj.sample, traj.attempt + 1)
+            again.raised = traj.raised
+            group.members[traj.sample] = again
             self.discard([traj.id])
             return
         self.out.report(
@@ -202,6 +208,18 @@ class Rollout:
         self._wait_for(traj, None)
         traj.stage = stage
         self.placement.gone(traj)
+
+    # --- people
+
+    def raise_up(self, traj: Trajectory, raised: bool) -> None:
+        """Its turns are looked at before all others, from now on; not `raised`: no longer."""
+        traj.raised = raised
+        if traj.stage == "waiting":
+            self._queue(traj, None)
+
+    def cancel(self, traj: Trajectory, reason: str) -> None:
+        """End it as failed."""
+        self._failed(traj, reason)
 
     # --- engines
 

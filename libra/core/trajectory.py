@@ -51,6 +51,8 @@ class Trajectory:
     """How often the waiting turn has gone from one target to another."""
     patient: bool = True
     """Whether it may be made to wait for one target; False once it has for long enough, until its next turn."""
+    raised: bool = False
+    """A person wants its turns placed before all others."""
     cuts: int = 0
     """How often a running turn of it was ordered to be cut."""
     reward: float = 0.0

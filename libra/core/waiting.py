@@ -1,5 +1,6 @@
 """Turns that wait for an engine: the earliest batch's first, within a batch in lanes.
 
+    raised:  like a slot before all slots
     slot 3:  any engine        ▸ turn ▸ turn ▸ turn       its head goes to whatever the policy picks
              bucket 1          ▸ turn ▸ turn              the policy wants them there; looked at when it may have got room
              engine 7          ▸ turn
@@ -22,6 +23,9 @@ FIRST = float("-inf")
 """Virtual arrival of a turn that had been placed already: its engine died, or it was cut."""
 SPARE_SLOT = 1 << 62
 """After every batch: turns that go only where, and while, no turn of a batch waits."""
+
+RAISED = -1
+"""Where turns wait that a person has put before all others: before the first batch."""
 
 Entry = tuple[float, int, Trajectory]
 """(virtual arrival, ticket, trajectory); stale once the trajectory has another ticket or waits no more."""
@@ -65,7 +69,7 @@ class WaitingTurns:
         """Put a turn into a lane, out of any other that it is in; with a target, `now` is since when it waits for it."""
         self._tickets += 1
         traj.ticket = self._tickets
-        slot = traj.group.slot
+        slot = RAISED if traj.raised else traj.group.slot
         lanes = self._lanes.get(slot)
         if lanes is None:
             lanes = self._lanes[slot] = {None: Lane(None)}

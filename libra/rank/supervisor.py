@@ -30,6 +30,7 @@ from libra.rank.roles import Roles
 from libra.wire import messages as m
 from libra.wire.child import die_with_parent
 from libra.wire.frames import AsyncReader, Codec, pack
+from libra.wire.loop import ignore_stale_wakeups
 from libra.wire.rendezvous import Meeting, find, meeting_file, read
 
 LINK_S = 30.0
@@ -72,6 +73,7 @@ class Supervisor:
 
         Raises LibraError, OSError or TimeoutError where the first link cannot be made.
         """
+        ignore_stale_wakeups()
         link = await self._join()
         async with anyio.create_task_group() as tasks:
             roles = Roles(tasks, self._exited)

@@ -164,6 +164,14 @@ class Simulation:
         lives = [*self._gone, *(self._life(machine) for machine in self._machines.values())]
         return self.recorder.report(lives, self.core.placement.correction.kinds(), self.now)
 
+    def watch(self, watch: Watch) -> None:
+        """See everything that passes from now on."""
+        self._watch = watch
+
+    def tell(self, event: e.AnyEvent) -> None:
+        """Something that happens from outside, at its own time: a person's order."""
+        self._at(event.t, event)
+
     # --- the heap
 
     def _at(self, t: float, item: e.AnyEvent | tuple[Machine, int] | Callable[[], None]) -> None:

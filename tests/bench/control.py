@@ -75,10 +75,9 @@ class Watched(Load):
                 self.carry_out(command)
 
     def _observe(self, event: e.AnyEvent, commands: list[c.Command]) -> None:
-        follower = self.room.follower
-        follower.event(event)
+        self.room.event(event)
         for command in commands:
-            follower.command(command)
+            self.room.command(command)
 
 
 def figures_ms(ns: list[int]) -> dict[str, float]:

@@ -69,7 +69,7 @@ class Room:
             shell.now, _, event = heapq.heappop(shell.heap)
             seen = len(shell.commands)
             shell.feed(event)
-            for observer in (self.gauges.tally, self.control.follower):
+            for observer in (self.gauges.tally, self.control):
                 observer.event(event)
                 for command in shell.commands[seen:]:
                     observer.command(command)

@@ -20,8 +20,8 @@ from libra.config.schema import (
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
-from libra.core.fleet import CORE
-from libra.core.orders import Allocate, CancelMove, MoveRanks, Order, Undo
+from libra.core.fleet import CORE, NOBODY
+from libra.core.orders import Allocate, Arrange, CancelMove, MoveRanks, Order, Undo
 
 RANKS = range(1, 8)
 ORDERS: tuple[Order, ...] = (
@@ -31,6 +31,10 @@ ORDERS: tuple[Order, ...] = (
     MoveRanks((3, 4), "rollout", "one"),
     MoveRanks((6, 7), "rollout", "one"),
     MoveRanks((5,), "gradient"),
+    MoveRanks((3,), "spare"),
+    MoveRanks((6, 7), "spare"),
+    Arrange((MoveRanks((3,), "gradient"), MoveRanks((4,), "spare"))),
+    Arrange((MoveRanks((6, 7), "rollout", "one"), MoveRanks((3, 4), "rollout", "two"))),
     Undo(),
 )
 Asked = c.OpenTrajectory | c.Generate | c.Act
@@ -298,7 +302,8 @@ class HandoverMachine(RuleBasedStateMachine):
         assert self.core.phase != "ended", [x.reason for x in self.commands if isinstance(x, c.FinishRun)]
         settled = [unit for unit in fleet.units() if not unit.gated]
         seats = Counter(rank for unit in settled for rank in unit.ranks)
-        assert set(seats) == set(range(3, 8))
+        spare = {rank.rank for rank in fleet.ranks.values() if rank.unit == NOBODY}
+        assert sorted([*seats, *spare]) == [3, 4, 5, 6, 7]
         assert set(seats.values()) == {1}
         for unit in settled:
             assert all(fleet.ranks[rank].unit == unit.id for rank in unit.ranks)

@@ -53,4 +53,4 @@ def test_the_members_of_an_emulated_engine_form_a_real_group() -> None:
         for member in members:
             member.kill()
     for index, words in enumerate(said):
-        assert words.splitlines()[-1] == f"gloo 2 {index}", words
+        assert f"gloo 2 {index}" in words.splitlines(), words

@@ -133,6 +133,10 @@ class CausalityTree:
         """What remains for `traj` of `quantity`, given `since` more of it was spent after the latest tool return."""
         return blend(self._sources(traj, quantity, since), self.config.prior[quantity])
 
+    def sources(self, traj: int, since: float = 0.0) -> tuple[list[Source], list[Signal]]:
+        """Who speaks when tokens are predicted, the most specific first; and the trajectory's signals so far."""
+        return self._sources(traj, TOKENS, since), self._walk(traj).signals
+
     def slices(self, traj: int, since: float = 0.0, k: int = 8) -> tuple[float, ...]:
         """Residual tokens as the means of `k` equally probable slices, smallest first: for expected costs."""
         return blend_slices(self._sources(traj, TOKENS, since), self.config.prior[TOKENS], k)
