@@ -34,16 +34,16 @@ class Run:
 
     config: _LiveConfig = None
     """The TOML file; a run that is resumed has its own."""
-    resume: Annotated[str | None, arg(metavar="RUN")] = None
-    """Go on with this run (a name under ./runs, or a path) from its newest checkpoint, in its own directory."""
-    restarts: Annotated[int, arg(metavar="N")] = 0
-    """How often the run may go on by itself, from its newest checkpoint, after a process of it has died."""
     name: Annotated[str | None, arg(metavar="N")] = None
     """Name of the run: it lands in runs/N, which must not exist. Without it, the file's name, made free with -2, -3, ..."""
     seed: Annotated[int | None, arg(metavar="S")] = None
     """Seed of weights, tasks and sampling."""
     dry_run: bool = False
     """Print the resolved configuration and start nothing."""
+    resume: Annotated[str | None, arg(metavar="RUN")] = None
+    """Go on with this run (a name under ./runs, or a path) from its newest checkpoint, in its own directory."""
+    restarts: Annotated[int, arg(metavar="N")] = 0
+    """How often the run may go on by itself, from its newest checkpoint, after a process of it has died."""
     overrides: Suppress[tuple[str, ...]] = ()
 
     def all_overrides(self) -> tuple[str, ...]:

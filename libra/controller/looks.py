@@ -73,7 +73,7 @@ class RunLooks:
         if len(recent) < 2:
             return None
         per_batch = (recent[-1] - recent[0]) / (len(recent) - 1)
-        return max(0.0, (self._config.run.steps - len(self.tally.rewards)) * per_batch - (now - recent[-1]))
+        return max(0.0, (self._config.run.steps - self.view.step) * per_batch - (now - recent[-1]))
 
 
 def _role(core: Core, rank: int) -> str:

@@ -49,7 +49,7 @@ def core_of(directory: Path, config: Config) -> Core:
         if config.scheduler.tree_from:
             return Core(config, learned=tree_file.read(directory.parent / TREE_START_FILE).learned)
     except CheckpointError as x:
-        raise JournalError(f"what {directory} started from cannot be read: {x}") from x
+        raise JournalError(f"what the run went on from as {directory.name} began: {x}") from x
     except ConfigError as x:
         raise JournalError(f"the run started from {config.scheduler.tree_from!r}: {x}") from x
     return Core(config)

@@ -45,6 +45,15 @@ def test_words_that_do_not_fit_exit_with_2(argv, capsys):
     assert e.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [(["run"], "expected a configuration"), (["run", "a.toml", "--resume", "b"], "expected one of them")],
+)
+def test_a_run_is_begun_or_gone_on_with(argv, says, capsys):
+    assert main(argv) == 2
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("argv", [["--help"], ["list"], ["run", "--help"]])
 def test_asking_does_not_load_torch(argv, tmp_path):
