@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from libra.config import pretrained
 from libra.config.rundir import TREE_FILE, find_tree
 from libra.config.schema import NO_TASKS, Config, RewardConfig, TruthConfig, WorkloadConfig
 from libra.errors import PreflightError
@@ -37,7 +38,7 @@ def check(
     if live:
         problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
-        problems += [*_engines(config), *_shapes(config), *_env(config)]
+        problems += [*pretrained.problems(config.model), *_engines(config), *_shapes(config), *_env(config)]
     problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_rewards(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]

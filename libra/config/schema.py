@@ -35,16 +35,22 @@ class RunConfig(_Table, frozen=True):
 
 
 class ModelConfig(_Table, frozen=True):
-    """A decoder of the Llama family, as a transformers configuration. Vocabulary comes from the tokenizer."""
+    """A decoder of the Llama family, as a transformers configuration: a small one of these sizes, or a pretrained one."""
 
+    pretrained: str = ""
+    """A directory in transformers' format, a model that `libra fetch` keeps, or ORG/NAME in the hub's cache. All other keys then
+    come from its config.json, and the environment speaks through its chat template. Empty: fresh weights of these sizes."""
     architecture: Literal["qwen2", "llama"] = "qwen2"
     hidden: PosInt = 96
     layers: PosInt = 2
     heads: PosInt = 4
     kv_heads: PosInt = 4
     ffn: PosInt = 192
+    vocabulary: NatInt = 0
+    """Rows of the embedding; 0: as many as the environment has words."""
     tied_embeddings: bool = True
     initializer_range: PosFloat = 0.06
+    rms_norm_eps: PosFloat = 1e-6
     rope_theta: PosFloat = 10_000.0
     max_positions: PosInt = 512
 
@@ -293,6 +299,10 @@ class TrainerConfig(_Table, frozen=True):
     advantage: Literal["group_std", "group_mean"] = "group_std"
     micro_batch_tokens: PosInt = 2048
     """Tokens in one micro-batch at most (a single longer trajectory still goes alone). Rows are packed, not padded."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """Type of the forward and backward pass. Parameters, their sums of gradients and the optimiser stay float32 in any case."""
+    recompute: bool = False
+    """Each layer keeps only its input and computes the rest again in the backward pass: a third more work, far less memory."""
     threads: PosInt = 1
     """Compute threads of each role process."""
 
