@@ -13,6 +13,7 @@ Reads JSON only. Called by `libra.config.load`, by the preflight, and by whoever
 import difflib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,14 @@ def problems(model: ModelConfig) -> list[str]:
     if not (directory / "tokenizer.json").is_file():
         found.append(f"model.pretrained: {directory} holds no tokenizer.json; save its fast tokenizer there")
     return found
+
+
+def copy_tokenizer(source: Path, directory: Path) -> None:
+    """The tokenizer and the chat template of one model's directory into another; the files' bytes are the same."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)
 
 
 def config_json(model: ModelConfig, vocabulary: int) -> dict[str, Any]:
