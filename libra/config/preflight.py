@@ -186,7 +186,9 @@ def _batches(config: Config) -> Iterator[str]:
             f"allocation.trainer: got {config.allocation.trainer}, expected at most {trajectories} "
             f"(groups_per_batch x samples_per_group): the other ranks would only ever compute dummies"
         )
-    if warm.steps and warm.demonstrations < warm.batch:
+    if warm.steps and config.model.pretrained:
+        yield f"warm_start.steps: got {warm.steps}, expected 0 with model.pretrained: a pretrained model has no demonstrations"
+    elif warm.steps and warm.demonstrations < warm.batch:
         yield f"warm_start.batch: got {warm.batch}, expected at most warm_start.demonstrations = {warm.demonstrations}"
 
 

@@ -28,6 +28,7 @@ def convert(gguf: Path, directory: Path) -> int:
     fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     fresh.load_state_dict(read.state_dict())
     fresh.save_pretrained(directory)
+    (directory / "model.safetensors").chmod(0o644)  # safetensors writes for its owner only
     AutoTokenizer.from_pretrained(folder, **source).save_pretrained(directory)
     again = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).state_dict()
     wrong = [name for name, tensor in read.state_dict().items() if not torch.equal(tensor, again[name])]
