@@ -23,7 +23,8 @@ PLAIN = (
 )
 """As SmolLM2-Instruct has it: any role, no place for tools."""
 WITH_TOOLS = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}" + PLAIN
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    + PLAIN
 )
 _TEXTS = [
     "What is 43 - 12? The answer is 31. error: malformed; call one tool with",
@@ -55,7 +56,15 @@ def write_words(directory: Path, template: str = PLAIN) -> int:
 def chat_model(directory: Path, template: str = PLAIN, weights: bool = False, **fields: Any) -> ModelConfig:
     """The model's directory, and `[model]` as `load` would fill it in. `fields` replace sizes."""
     words = write_words(directory, template)
-    sizes = {"architecture": "llama", "hidden": 24, "layers": 2, "heads": 3, "kv_heads": 1, "ffn": 32, "max_positions": 1024}
+    sizes = {
+        "architecture": "llama",
+        "hidden": 24,
+        "layers": 2,
+        "heads": 3,
+        "kv_heads": 1,
+        "ffn": 32,
+        "max_positions": 1024,
+    }
     sizes |= {"rms_norm_eps": 1e-5, "rope_theta": 1e5, "initializer_range": 0.2}
     described = pretrained.config_json(ModelConfig(**{**sizes, **fields}), words)
     described |= {"eos_token_id": END, "pad_token_id": END}

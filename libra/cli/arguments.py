@@ -266,7 +266,23 @@ _WITH_OVERRIDES = ("run", "simulate", "compare")
 _STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
 
 
-Parsed = Run | List | Stop | Status | Watch | Allocate | Hold | Release | Undo | Replay | Simulate | Compare | Fetch | Export | Cost
+Parsed = (
+    Run
+    | List
+    | Stop
+    | Status
+    | Watch
+    | Allocate
+    | Hold
+    | Release
+    | Undo
+    | Replay
+    | Simulate
+    | Compare
+    | Fetch
+    | Export
+    | Cost
+)
 
 
 def parse(argv: Sequence[str]) -> Parsed:

@@ -62,7 +62,9 @@ def write(config: Config, source: Path, directory: Path) -> None:
         described = {**json.loads(original.read_bytes()), "dtype": "float32"}
         described.pop("torch_dtype", None)
     _write_json(directory / pretrained.CONFIG_FILE, described)
-    _write_json(directory / "generation_config.json", {**ids, "do_sample": True, "temperature": config.rollout.temperature})
+    _write_json(
+        directory / "generation_config.json", {**ids, "do_sample": True, "temperature": config.rollout.temperature}
+    )
 
 
 def _write_json(path: Path, value: dict[str, object]) -> None:

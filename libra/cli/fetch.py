@@ -74,9 +74,13 @@ def _from_package(name: str, package: Package) -> Path:
         made = Path(scratch) / "model"
         made.mkdir(mode=0o755)
         print(f"converting {gguf.name} to safetensors, once", flush=True)
-        count = _run([sys.executable, "-m", "libra.train.convert", str(gguf), str(made)], CONVERT_S, "conversion").split()
+        count = _run(
+            [sys.executable, "-m", "libra.train.convert", str(gguf), str(made)], CONVERT_S, "conversion"
+        ).split()
         if count[-1:] != [str(package.parameters)]:
-            raise LibraError(f"{gguf.name}: got {count[-1:]} parameters, expected {package.parameters}; nothing was kept")
+            raise LibraError(
+                f"{gguf.name}: got {count[-1:]} parameters, expected {package.parameters}; nothing was kept"
+            )
         try:
             made.replace(target)
         except OSError:

@@ -1,7 +1,7 @@
 """How much memory a run's processes take, by formula, before anything is loaded. Called by the preflight.
 
-P parameters, n core ranks (or members of a replica), L layers, h hidden, f ffn, k = kv heads x head size, V rows of the embedding,
-T tokens of a micro-batch, C computed type's bytes; bytes of stored parameters, gradients and moments are 4 (float32):
+P parameters, n core ranks (or members of a replica), L layers, h hidden, f ffn, k = kv heads x head size, V rows of the
+embedding, T tokens of a micro-batch, C bytes of the computed type; stored parameters, gradients and moments have 4 (float32):
 
 | a core rank | bytes |
 |---|---|
@@ -76,13 +76,14 @@ def problems(config: Config, available_bytes: int | None) -> Iterator[str]:
     """One line where the roles of one machine do not fit into what it has free; None: not known."""
     if available_bytes is None:
         return
-    trainers = trainer_bytes(config) * (config.allocation.trainer + config.allocation.gradient)
+    ranks = config.allocation.trainer + config.allocation.gradient
+    trainers = trainer_bytes(config) * ranks
     engines = sum(engine_bytes(config, bucket) * bucket.engines for bucket in config.bucket)
     if trainers + engines > MEMORY_SHARE * available_bytes:
         yield (
-            f"memory: {config.allocation.trainer + config.allocation.gradient} training ranks take about {trainers >> 20} MiB and "
-            f"the engines {engines >> 20} MiB, together more than {MEMORY_SHARE:.0%} of the {available_bytes >> 20} MiB that are "
-            "free; expected less: set trainer.recompute = true, lower trainer.micro_batch_tokens or bucket.kv_tokens, or start "
+            f"memory: {ranks} training ranks take about {trainers >> 20} MiB and the engines {engines >> 20} MiB, together "
+            f"more than {MEMORY_SHARE:.0%} of the {available_bytes >> 20} MiB that are free; "
+            "expected less: set trainer.recompute = true, lower trainer.micro_batch_tokens or bucket.kv_tokens, or start "
             "fewer ranks"
         )
 

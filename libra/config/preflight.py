@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from libra.config import pretrained
+from libra.config import memory, pretrained
 from libra.config.rundir import TREE_FILE, find_tree
 from libra.config.schema import NO_TASKS, Config, RewardConfig, TruthConfig, WorkloadConfig
 from libra.errors import PreflightError
@@ -42,6 +42,8 @@ def check(
     problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_rewards(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]
+        if not config.emulated:
+            problems += memory.problems(config, memory.available_bytes())
     if problems:
         raise PreflightError(problems)
 

@@ -69,7 +69,9 @@ def describe(directory: Path) -> dict[str, Any]:
         stated = json.loads((directory / CONFIG_FILE).read_bytes())
         assert isinstance(stated, dict)
     except OSError as e:
-        raise ConfigError(where, [f"cannot be read ({e.strerror}); expected a directory in transformers' format"]) from e
+        raise ConfigError(
+            where, [f"cannot be read ({e.strerror}); expected a directory in transformers' format"]
+        ) from e
     except (ValueError, AssertionError) as e:
         raise ConfigError(where, [f"is no JSON object ({e}); expected transformers' config.json"]) from e
     if problems := [*_unsupported(stated), *(f"{key} is missing" for key in _silent(stated))]:
@@ -163,7 +165,11 @@ def _unsupported(stated: Mapping[str, Any]) -> list[str]:
     ]
     if kind == "llama":
         checks.append(("attention_bias", bool(stated.get("attention_bias")), False))
-    return [f"{key}: got {got!r}, expected {want!r}: the decoder does nothing else" for key, got, want in checks if got != want]
+    return [
+        f"{key}: got {got!r}, expected {want!r}: the decoder does nothing else"
+        for key, got, want in checks
+        if got != want
+    ]
 
 
 def _in_hub_cache(name: str) -> Path | None:
@@ -179,4 +185,6 @@ def _missing(name: str) -> str:
     known = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"get it with: libra fetch {name}"
-    return f"model.pretrained: got {name!r}, which is neither a directory nor in the cache ({root}) or the hub's; {hint}"
+    return (
+        f"model.pretrained: got {name!r}, which is neither a directory nor in the cache ({root}) or the hub's; {hint}"
+    )

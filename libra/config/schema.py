@@ -38,8 +38,8 @@ class ModelConfig(_Table, frozen=True):
     """A decoder of the Llama family, as a transformers configuration: a small one of these sizes, or a pretrained one."""
 
     pretrained: str = ""
-    """A directory in transformers' format, a model that `libra fetch` keeps, or ORG/NAME in the hub's cache. All other keys then
-    come from its config.json, and the environment speaks through its chat template. Empty: fresh weights of these sizes."""
+    """A directory in transformers' format, a model that `libra fetch` keeps, or ORG/NAME in the hub's cache. All other keys
+    then come from its config.json, and the environment speaks in its chat template. Empty: fresh weights of these sizes."""
     architecture: Literal["qwen2", "llama"] = "qwen2"
     hidden: PosInt = 96
     layers: PosInt = 2

@@ -44,7 +44,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     completed_steps: int = 0
     """Batches with which an optimiser step was taken. What is consumed is attempted: steps = completed + skipped."""
     logprob_gap_max: float | None = None
-    """Over all steps, the worst difference of a token's log-probability between trainer and engine, both with the same weights."""
+    """Over all steps, the worst difference of a token's log-probability between trainer and engine with the same weights."""
     version: int
     """Newest policy version."""
     seconds: float

@@ -1,7 +1,8 @@
 """The policy network: a transformers decoder made from `ModelConfig`, and the wrapper that gives log-probabilities.
 
 Every core rank builds the whole model, from the same file or the same seed, before it is cut, so all ranks begin with the
-same weights and nothing has to be broadcast. Called by `libra.train.sharded`. transformers is imported by `preload`, or when a model is built.
+same weights and nothing has to be broadcast. Called by `libra.train.sharded`. transformers is imported by `preload`, or when
+a model is built.
 
 Names for publication are transformers' own (`model.layers.0.self_attn.q_proj.weight`). A tied `lm_head.weight` is not
 a parameter of its own and is never listed: who loads the weights ties it to `model.embed_tokens.weight`.
@@ -69,7 +70,9 @@ def build(model: ModelConfig, vocab_size: int, seed: int) -> "PreTrainedModel":
         raise WeightsError(f"{model.pretrained} cannot be loaded as a {model.architecture}: {e}") from e
     wrong = {kind: sorted(map(str, told[kind]))[:3] for kind in _MISFITS if told.get(kind)}
     if wrong:
-        raise WeightsError(f"{model.pretrained} does not hold the model of its config.json: {wrong}; fetch or save it anew")
+        raise WeightsError(
+            f"{model.pretrained} does not hold the model of its config.json: {wrong}; fetch or save it anew"
+        )
     return network.train()
 
 

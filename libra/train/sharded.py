@@ -4,8 +4,9 @@
     └── run of layers, >= group_bytes each (one FSDP group)
 
 Invariants: gradients are *summed* over ranks, never averaged; parameters and their reduced gradients are float32 (or
-`dtype`), also where the passes compute in bfloat16; tied weights live in the root group; every piece is a contiguous run of rows. A model smaller than one group
-is one group altogether: then a round costs two collectives, which for small models is most of its overhead.
+`dtype`), also where the passes compute in bfloat16; tied weights live in the root group; every piece is a contiguous run of
+rows. A model smaller than one group is one group altogether: then a round costs two collectives, which for small models is
+most of its overhead.
 
 Called by the other modules of this room, in the thread that issues collectives.
 """

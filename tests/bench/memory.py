@@ -31,7 +31,6 @@ def peak_bytes() -> int:
 
 
 def imports(pipe: Connection) -> None:
-    import libra.rank.trainer_role
     from libra.config.schema import ModelConfig
     from libra.train.model import preload
 
@@ -59,7 +58,9 @@ def train(pipe: Connection, config: Config, words: int, store: str) -> None:
 
     def row(traj: int) -> Sample:
         sampled = b"\0" + b"\1" * (length - 1)
-        return Sample(traj, [(7 * traj + i) % words for i in range(length)], sampled, [-1.0] * length, [0] * length, 1.0)
+        return Sample(
+            traj, [(7 * traj + i) % words for i in range(length)], sampled, [-1.0] * length, [0] * length, 1.0
+        )
 
     for step in range(2):
         trainer.open(step, 2 * rows * (length - 1))

@@ -52,7 +52,9 @@ def test_a_resolved_run_is_read_without_its_model(tmp_path):
 def test_a_size_that_contradicts_the_model_is_refused_where_it_stands(tmp_path):
     chat_model(tmp_path / "m")
     path = run_file(tmp_path, "[model]", f'pretrained = "{tmp_path / "m"}"', "layers = 3")
-    with pytest.raises(ConfigError, match=r"model.layers in .*run.toml: got 3 beside model.pretrained, .* says 2; leave the key"):
+    with pytest.raises(
+        ConfigError, match=r"model.layers in .*run.toml: got 3 beside model.pretrained, .* says 2; leave the key"
+    ):
         load(path)
 
 
@@ -69,7 +71,9 @@ def test_names_are_found_in_our_cache_and_in_the_hubs(tmp_path, monkeypatch):
     assert pretrained.find("org/chat") == hub / "models--org--chat/snapshots/abc123"
     with pytest.raises(ConfigError, match="did you mean 'small-chat'"):
         pretrained.find("smal-chat")
-    with pytest.raises(ConfigError, match="neither a directory nor in the cache .* get it with: libra fetch org/other"):
+    with pytest.raises(
+        ConfigError, match=r"neither a directory nor in the cache .* get it with: libra fetch org/other"
+    ):
         pretrained.find("org/other")
 
 
@@ -78,7 +82,10 @@ def test_names_are_found_in_our_cache_and_in_the_hubs(tmp_path, monkeypatch):
     [
         ({"model_type": "mistral"}, "model_type: got 'mistral', expected one of llama, qwen2"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope type: got 'llama3', expected 'default'"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}},
+            "rope type: got 'llama3', expected 'default'",
+        ),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "rope type: got 'linear'"),
         ({"head_dim": 16}, "head_dim: got 16, expected 8"),
         ({"attention_bias": True}, "attention_bias: got True, expected False"),
@@ -89,7 +96,7 @@ def test_names_are_found_in_our_cache_and_in_the_hubs(tmp_path, monkeypatch):
 def test_what_the_decoder_cannot_do_is_refused_by_name(tmp_path, stated, says):
     chat_model(tmp_path / "m")
     edit(tmp_path / "m", **stated)
-    with pytest.raises(ConfigError, match="model.pretrained in .*config.json") as e:
+    with pytest.raises(ConfigError, match=r"model.pretrained in .*config.json") as e:
         load(run_file(tmp_path, "[model]", f'pretrained = "{tmp_path / "m"}"'))
     assert says in str(e.value)
 
@@ -107,7 +114,10 @@ def test_an_older_config_json_is_understood(tmp_path):
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (lambda m: (m / "model.safetensors").unlink(), "holds neither model.safetensors nor model.safetensors.index.json"),
+        (
+            lambda m: (m / "model.safetensors").unlink(),
+            "holds neither model.safetensors nor model.safetensors.index.json",
+        ),
         (lambda m: (m / "tokenizer.json").unlink(), "holds no tokenizer.json"),
         (lambda m: edit(m, num_hidden_layers=5), "model.layers: got 2, but"),
         (lambda m: m.rename(m.with_name("gone")), "neither a directory nor in the cache"),
@@ -128,7 +138,9 @@ def test_the_preflight_looks_before_anything_is_loaded(tmp_path, harm, says):
 def test_head_counts_of_a_pretrained_model_are_checked_against_tensor_parallelism(tmp_path):
     chat_model(tmp_path / "m")
     lines = ["[model]", f'pretrained = "{tmp_path / "m"}"', "[[bucket]]", "tp = 2", "[warm_start]", "steps = 0"]
-    with pytest.raises(PreflightError, match=r"bucket.0.tp: got 2, expected a divisor of model.heads = 3 and model.kv_heads = 1"):
+    with pytest.raises(
+        PreflightError, match=r"bucket.0.tp: got 2, expected a divisor of model.heads = 3 and model.kv_heads = 1"
+    ):
         preflight.check(load(run_file(tmp_path, *lines)), machine=False)
 
 

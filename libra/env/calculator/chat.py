@@ -78,7 +78,9 @@ class ChatCalculator:
             return await self._pool.call(tool, argument, draw_fault(self._config.fault, seed, fault_key, number))
 
         task = draw_task(self._config, seed, split, ordinal)
-        chat = ChatTask(self._messages(task.question), (_SCHEMA,), argument_of, lambda text, done: judge(task, text, done))
+        chat = ChatTask(
+            self._messages(task.question), (_SCHEMA,), argument_of, lambda text, done: judge(task, text, done)
+        )
         return ChatSession(self._words, chat, self._limits, call_tool)
 
     def encode(self, text: str) -> list[int]:
@@ -88,7 +90,9 @@ class ChatCalculator:
         return self._words.decode(tokens)
 
     def demonstrations(self, seed: int, n: int, give_up: float, malformed: float) -> list[Demonstration]:
-        raise ConfigError("warm_start", ["a pretrained model has no demonstrations to begin with; set warm_start.steps = 0"])
+        raise ConfigError(
+            "warm_start", ["a pretrained model has no demonstrations to begin with; set warm_start.steps = 0"]
+        )
 
     def save_tokenizer(self, directory: Path) -> None:
         copy_tokenizer(Path(self._model.pretrained), directory)

@@ -1,4 +1,4 @@
-"""The tool protocol in a model's text: what calls a turn makes, and how tools are described to a model without a place for them.
+"""The tool protocol in a model's text: what calls a turn makes, and how tools are described where a template has no place.
 
     <tool_call>[{"name": "calculator", "arguments": {"expression": "43 - 12"}}]</tool_call>       SmolLM2-Instruct: a list
     <tool_call>{"name": "calculator", "arguments": {"expression": "43 - 12"}}</tool_call>         Qwen2.5 and kin: one each

@@ -113,7 +113,8 @@ def read(directory: str) -> Files:
         raise ConfigError(directory, [f"the tokenizer cannot be read: {type(e).__name__}: {e}"]) from e
     if not isinstance(template, str):
         raise ConfigError(
-            directory, ["no chat template, neither chat_template.jinja nor in tokenizer_config.json; choose an instruct model"]
+            directory,
+            ["no chat template, neither chat_template.jinja nor in tokenizer_config.json; choose an instruct model"],
         )
     names = {key: _text(value) for key, value in stated.items() if key.endswith("_token") and value}
     ends = generation.get("eos_token_id")
@@ -121,7 +122,9 @@ def read(directory: str) -> Files:
     if (end := tokenizer.token_to_id(names.get("eos_token", ""))) is not None:
         stop_ids.append(end)
     if not stop_ids:
-        raise ConfigError(directory, ["no eos_token_id in generation_config.json, no eos_token in tokenizer_config.json"])
+        raise ConfigError(
+            directory, ["no eos_token_id in generation_config.json, no eos_token in tokenizer_config.json"]
+        )
     pad = tokenizer.token_to_id(names.get("pad_token", ""))
     return Files(tokenizer, template, names, tuple(sorted(set(stop_ids))), stop_ids[0] if pad is None else pad)
 
