@@ -95,8 +95,10 @@ class Policy(nn.Module):
         super().__init__()
         AttentionInterface.register(ATTENTION, attend)
         network.set_attn_implementation(ATTENTION)
-        if recompute:
-            network.gradient_checkpointing_enable({"use_reentrant": False})
+        layers: Any = network.get_submodule("model.layers") if recompute else ()
+        for layer in layers:
+            # Around `forward`, so inside the hooks of `__call__`: what FSDP gathers is not gathered by the recomputation again.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         self.network = network
         self.temperature = temperature
         self.recompute = recompute
