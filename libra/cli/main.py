@@ -76,6 +76,14 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli.compare import compare
 
             return compare(command)
+        case arguments.Fetch():
+            from libra.cli.fetch import fetch
+
+            return fetch(command)
+        case arguments.Export():
+            from libra.cli.export import export
+
+            return export(command)
         case arguments.Cost():
             from libra.cli import cost
 

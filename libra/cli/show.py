@@ -42,7 +42,7 @@ def show(args: Show) -> int:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode([msgspec.structs.asdict(t) for t in found]), indent=1).decode())
         return 0
-    decode = environment(config.live_env).decode
+    decode = environment(config.live_env, config.model).decode
     if args.trajectory is not None:
         print("\n".join([*head(found[0]), "", *story(found[0], decode)]))
     else:

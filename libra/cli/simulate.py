@@ -9,7 +9,7 @@ from msgspec import structs
 
 from libra.cli.arguments import Simulate
 from libra.config import Config, load
-from libra.config.schema import WorkloadConfig
+from libra.config.worlds import WorkloadConfig
 from libra.sim.plan import plan
 from libra.sim.plots import Plotter
 from libra.sim.report import Pace, SimReport

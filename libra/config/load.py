@@ -2,6 +2,7 @@
 
     parts (`include`, in order)  <  the file  <  --section.key value
     cost.hardware = "a800-sxm4-80gb"  is replaced by the table in configs/hardware/a800-sxm4-80gb.toml
+    model.pretrained = "ORG/NAME"     is replaced by its directory, and brings the other keys of [model] with it
 
 A later source wins key by key; arrays (`bucket`) are replaced whole. All faults of all sources are reported at once, before
 anything else is loaded. The resolved configuration includes and names no parts: `dump` writes it so that it stands alone.
@@ -17,10 +18,10 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from libra.config import convert
+from libra.config import convert, pretrained
 from libra.config.convert import COMMAND_LINE, Text, dotted
 from libra.config.parts import find_part, hardware_problems, model_problems
-from libra.config.schema import Config
+from libra.config.schema import Config, ModelConfig
 from libra.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -41,6 +42,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         _name_parts(tree, origins, COMMAND_LINE, problems)
     config, faults = convert.convert(tree, origins, source)
     if config is not None:
+        config = _pretrained(config, tree, origins, source, faults)
         faults += _contradictions(config, origins, source)
     if problems or faults or config is None:
         raise ConfigError(source, problems + faults)
@@ -146,6 +148,34 @@ def _name_parts(tree: Tree, origins: Origins, source: str, problems: list[str]) 
         cost[kind] = _parse(path, problems)
         origins.update(dict.fromkeys(_leaves({"cost": {kind: cost[kind]}}, ()), f"in {path}"))
     return named
+
+
+def _pretrained(config: Config, tree: Tree, origins: Origins, source: str, problems: list[str]) -> Config:
+    """With `[model]` filled in from the config.json of its pretrained model. One that states every key stands alone: a run's
+    own directory can be read after the model's has gone."""
+    stated = tree.get("model", {})
+    if not config.model.pretrained or set(stated) == set(ModelConfig.__struct_fields__):
+        return config
+    where = origins.get(("model", "pretrained"), f"in {source}")
+    try:
+        directory = pretrained.find(config.model.pretrained)
+        described = pretrained.describe(directory)
+    except ConfigError as e:
+        named = "" if e.source == "model.pretrained" else f"model.pretrained {where}: {e.source}: "
+        problems += [named + p for p in e.problems]
+        return config
+    problems += [
+        f"model.{key} {origins.get(('model', key), where)}: got {getattr(config.model, key)!r} beside model.pretrained, whose "
+        f"config.json says {described[key]!r}; leave the key out"
+        for key in stated
+        if key in described and getattr(config.model, key) != described[key]
+    ]
+    try:
+        model = msgspec.convert({**described, "pretrained": str(directory)}, ModelConfig)
+    except msgspec.ValidationError as e:
+        problems.append(f"model.pretrained {where}: {directory / pretrained.CONFIG_FILE}: {e}")
+        return config
+    return msgspec.structs.replace(config, model=model)
 
 
 def _contradictions(config: Config, origins: Origins, source: str) -> list[str]:

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from libra.config import memory, pretrained
 from libra.config.rundir import TREE_FILE, find_tree
-from libra.config.schema import NO_TASKS, Config, RewardConfig, TruthConfig, WorkloadConfig
+from libra.config.schema import NO_TASKS, Config, TruthConfig
+from libra.config.worlds import RewardConfig, WorkloadConfig
 from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
@@ -37,10 +39,12 @@ def check(
     if live:
         problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
-        problems += [*_engines(config), *_shapes(config), *_env(config)]
+        problems += [*pretrained.problems(config.model), *_engines(config), *_shapes(config), *_env(config)]
     problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_rewards(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]
+        if not config.emulated:
+            problems += memory.problems(config, memory.available_bytes())
     if problems:
         raise PreflightError(problems)
 
@@ -185,7 +189,9 @@ def _batches(config: Config) -> Iterator[str]:
             f"allocation.trainer: got {config.allocation.trainer}, expected at most {trajectories} "
             f"(groups_per_batch x samples_per_group): the other ranks would only ever compute dummies"
         )
-    if warm.steps and warm.demonstrations < warm.batch:
+    if warm.steps and config.model.pretrained:
+        yield f"warm_start.steps: got {warm.steps}, expected 0 with model.pretrained: a pretrained model has no demonstrations"
+    elif warm.steps and warm.demonstrations < warm.batch:
         yield f"warm_start.batch: got {warm.batch}, expected at most warm_start.demonstrations = {warm.demonstrations}"
 
 

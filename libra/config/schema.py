@@ -6,10 +6,11 @@ by the types here; relations between values (`max_lag` against `mode`, heads aga
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field, structs
+from msgspec import Meta, field, structs
 
 from libra.config.parts import HardwareConfig, ModelShape
-from libra.config.types import Fraction, Mode, Name, NatInt, NonNegFloat, PosFloat, PosInt
+from libra.config.types import Fraction, Mode, Name, NatInt, NonNegFloat, PosFloat, PosInt, Table
+from libra.config.worlds import CalculatorConfig, EnvConfig, LiveEnvConfig, RewardConfig, WorkloadConfig
 from libra.errors import ConfigError
 
 NO_TASKS = (
@@ -18,11 +19,7 @@ NO_TASKS = (
 )
 
 
-class _Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class RunConfig(_Table, frozen=True):
+class RunConfig(Table, frozen=True):
     """What the run is called and how far it goes."""
 
     name: Name = "run"
@@ -37,22 +34,28 @@ class RunConfig(_Table, frozen=True):
     group cannot share one, a core rank and an engine can."""
 
 
-class ModelConfig(_Table, frozen=True):
-    """A decoder of the Llama family, as a transformers configuration. Vocabulary comes from the tokenizer."""
+class ModelConfig(Table, frozen=True):
+    """A decoder of the Llama family, as a transformers configuration: a small one of these sizes, or a pretrained one."""
 
+    pretrained: str = ""
+    """A directory in transformers' format, a model that `libra fetch` keeps, or ORG/NAME in the hub's cache. All other keys
+    then come from its config.json, and the environment speaks in its chat template. Empty: fresh weights of these sizes."""
     architecture: Literal["qwen2", "llama"] = "qwen2"
     hidden: PosInt = 96
     layers: PosInt = 2
     heads: PosInt = 4
     kv_heads: PosInt = 4
     ffn: PosInt = 192
+    vocabulary: NatInt = 0
+    """Rows of the embedding; 0: as many as the environment has words."""
     tied_embeddings: bool = True
     initializer_range: PosFloat = 0.06
+    rms_norm_eps: PosFloat = 1e-6
     rope_theta: PosFloat = 10_000.0
     max_positions: PosInt = 512
 
 
-class AllocationConfig(_Table, frozen=True):
+class AllocationConfig(Table, frozen=True):
     """Which device ranks train when the run begins. The others serve the buckets, in rank order, before those that lend."""
 
     trainer: PosInt = 2
@@ -63,7 +66,7 @@ class AllocationConfig(_Table, frozen=True):
     """Ranks that lend gradients from the start; a multiple of `replica`."""
 
 
-class ElasticConfig(_Table, frozen=True):
+class ElasticConfig(Table, frozen=True):
     """When ranks move between rollout and training by themselves. What a move is stands in `libra.core.handover`."""
 
     rule: Literal["off", "balance"] = "off"
@@ -82,7 +85,7 @@ class ElasticConfig(_Table, frozen=True):
     """After a person's order nothing moves by itself for so long."""
 
 
-class BucketConfig(_Table, frozen=True):
+class BucketConfig(Table, frozen=True):
     """Engines of one shape."""
 
     name: Name = "main"
@@ -96,7 +99,7 @@ class BucketConfig(_Table, frozen=True):
     """KV room of one engine, in tokens. 0, for emulated engines: all that the cost model finds beside the weights."""
 
 
-class CausalityConfig(_Table, frozen=True):
+class CausalityConfig(Table, frozen=True):
     """How the tree of residual distributions remembers. What it is stands in `libra.core.causality`."""
 
     decay: Annotated[float, Meta(gt=0, le=1)] = 0.9
@@ -109,7 +112,7 @@ class CausalityConfig(_Table, frozen=True):
     """The run's directory gets the tree after each so many batches, and at the end."""
 
 
-class SchedulerConfig(_Table, frozen=True):
+class SchedulerConfig(Table, frozen=True):
     """Who decides which engine takes a turn. The rules stand in docs/scheduling.md."""
 
     policy: Literal[
@@ -147,14 +150,14 @@ class SchedulerConfig(_Table, frozen=True):
     """Start from what an earlier run has learnt: its name, its directory, or a `causality.tree`. Empty: from nothing."""
 
 
-class CostConfig(_Table, frozen=True):
+class CostConfig(Table, frozen=True):
     """What the cost model computes with. In a file each is the name of a part in `configs/`, or a table of its own."""
 
     hardware: HardwareConfig
     model: ModelShape
 
 
-class RolloutConfig(_Table, frozen=True):
+class RolloutConfig(Table, frozen=True):
     """How trajectories are sampled and admitted."""
 
     groups_per_batch: PosInt = 20
@@ -167,133 +170,7 @@ class RolloutConfig(_Table, frozen=True):
     """Fresh attempts after a trajectory ends as `failed`, before its group is dropped."""
 
 
-class VerifiableStage(_Table, frozen=True, tag_field="name", tag="verifiable"):
-    """The environment's own judgement of the answer."""
-
-    weight: NonNegFloat = 1.0
-
-
-class FormatStage(_Table, frozen=True, tag_field="name", tag="format"):
-    """The share of turns that had a legal form, 0 to 1."""
-
-    weight: NonNegFloat = 0.1
-
-
-class LengthStage(_Table, frozen=True, tag_field="name", tag="length_penalty", kw_only=True):
-    """0 up to the soft limit, then falling evenly to -1: DAPO's soft overlong punishment."""
-
-    weight: NonNegFloat = 1.0
-    soft_limit_tokens: PosInt
-    """Sampled tokens of a whole trajectory that cost nothing."""
-    ramp_tokens: PosInt
-    """So many more cost the whole weight; the slope is weight / ramp_tokens a token."""
-
-
-StageConfig = VerifiableStage | FormatStage | LengthStage
-
-
-class RewardConfig(_Table, frozen=True):
-    """What a finished trajectory is worth: the weighted sum of its stages. Formulas stand in `libra.env.rewards`.
-
-    A stage of weight 0 is measured and reported, and counts for nothing.
-    """
-
-    stage: Annotated[tuple[StageConfig, ...], Meta(min_length=1)] = (VerifiableStage(),)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the stages, in order."""
-        return tuple(str(s.__struct_config__.tag) for s in self.stage)
-
-
-class ToolFault(_Table, frozen=True):
-    """Makes a share of tool calls misbehave: for tests of the system, never for training."""
-
-    kind: Literal["none", "hang", "crash", "flood", "fail"] = "none"
-    """hang: never returns; crash: the tool's process dies; flood: 50 MB of output; fail: an error for every call."""
-    rate: Fraction = 0.0
-
-
-class ToolLimits(_Table, frozen=True):
-    """What one tool call may take. Tools run in processes of their own."""
-
-    workers: PosInt = 2
-    deadline_s: PosFloat = 5.0
-    output_bytes: PosInt = 65_536
-    """Output beyond this is read and thrown away; the observation says that it was cut."""
-    memory_bytes: PosInt = 1 << 30
-
-
-class CalculatorConfig(_Table, frozen=True, tag_field="name", tag="calculator"):
-    """Flat chains (`43-12+7*2`, left to right) solved with a tool that does one operation a call."""
-
-    max_operations: Annotated[int, Meta(ge=1, le=10)] = 10
-    stop_probability: Annotated[float, Meta(gt=0, le=1)] = 0.4
-    """After each operation the chain ends with this probability."""
-    max_operand: Annotated[int, Meta(ge=2, le=49)] = 49
-    max_calls: PosInt = 12
-    max_errors: PosInt = 3
-    turn_tokens: PosInt = 12
-    """Sampled tokens in one turn at most."""
-    trajectory_tokens: PosInt = 110
-    """All tokens of one trajectory, prompt included."""
-    tool: ToolLimits = ToolLimits()
-    fault: ToolFault = ToolFault()
-
-
-class LookupConfig(_Table, frozen=True, tag_field="name", tag="lookup"):
-    """Questions of several hops (`radium discoverer birthplace capital`) over a corpus that is searched one query a call."""
-
-    max_hops: Annotated[int, Meta(ge=1, le=7)] = 6
-    stop_probability: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    """After each hop the question ends with this probability."""
-    max_calls: PosInt = 9
-    max_errors: PosInt = 3
-    turn_tokens: PosInt = 10
-    """Sampled tokens in one turn at most."""
-    trajectory_tokens: PosInt = 90
-    """All tokens of one trajectory, prompt included."""
-    tool: ToolLimits = ToolLimits()
-    fault: ToolFault = ToolFault()
-
-
-class WorkloadConfig(_Table, frozen=True, tag_field="name", tag="workload"):
-    """Recorded or made-up trajectories instead of an environment: lengths, signals and tool seconds. For emulated engines.
-
-    What is None is as `libra.workload.spec` has it for the kind.
-    """
-
-    kind: Literal["search", "repair", "math"] = "search"
-    informativeness: Fraction | None = None
-    """Correlation of payload sizes and errors with a trajectory's length; 0: the signals mean nothing."""
-    drift: PosFloat = 1.0
-    """Factor on sampled tokens at the end of the drift."""
-    drift_steps: PosInt = 100
-    """Batches until then."""
-    slow_share: Fraction | None = None
-    """Share of tool calls that take one to ten minutes."""
-    max_sampled_tokens: PosInt | None = None
-    """Of one trajectory, which ends there."""
-    max_context_tokens: PosInt | None = None
-    """Of one trajectory, which ends there."""
-    turn_tokens: PosInt = 4096
-    """Cap of one turn, as the scheduler is told it and reserves room for. See `over_cap` for turns that are longer."""
-    over_cap: Literal["overrun", "continue"] = "overrun"
-    """overrun: the engine samples on beyond the cap, pre-empting others when its room runs out; continue: the turn ends at
-    the cap and goes on as a further turn, after a tool return that observes nothing, so no room is ever exceeded."""
-    trace: str = ""
-    """A file of trajectories, or the directory of a run whose journal tells them, in place of `kind`. Groups with too few
-    samples are filled up with trajectories of others."""
-    shuffle: bool = True
-    """The seed draws the order of a trace's groups; else the file's. A run's journal always keeps its order."""
-
-
-LiveEnvConfig = CalculatorConfig | LookupConfig
-"""Environments that a live run can have."""
-EnvConfig = LiveEnvConfig | WorkloadConfig
-
-
-class TrainerConfig(_Table, frozen=True):
+class TrainerConfig(Table, frozen=True):
     """The optimiser and the loss. Formulas and sources stand in `libra.train.loss`."""
 
     lr: PosFloat = 5e-4
@@ -312,11 +189,15 @@ class TrainerConfig(_Table, frozen=True):
     advantage: Literal["group_std", "group_mean"] = "group_std"
     micro_batch_tokens: PosInt = 2048
     """Tokens in one micro-batch at most (a single longer trajectory still goes alone). Rows are packed, not padded."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """Type of the forward and backward pass. Parameters, their sums of gradients and the optimiser stay float32 in any case."""
+    recompute: bool = False
+    """Each layer keeps only its input and computes the rest again in the backward pass: a third more work, far less memory."""
     threads: PosInt = 1
     """Compute threads of each role process."""
 
 
-class WarmStartConfig(_Table, frozen=True):
+class WarmStartConfig(Table, frozen=True):
     """Supervised steps on scripted demonstrations before the first rollout; cached by content."""
 
     demonstrations: PosInt = 16_000
@@ -331,7 +212,7 @@ class WarmStartConfig(_Table, frozen=True):
     """Directory of the cache; empty: the user's cache directory."""
 
 
-class EvalConfig(_Table, frozen=True):
+class EvalConfig(Table, frozen=True):
     """Held-out tasks, sampled at T = 1 like the training ones."""
 
     tasks: NatInt = 200
@@ -345,7 +226,7 @@ class EvalConfig(_Table, frozen=True):
     """Such an evaluation ends after this; tasks that are then under way are given up, and counted."""
 
 
-class CheckpointConfig(_Table, frozen=True):
+class CheckpointConfig(Table, frozen=True):
     """What a run can go on from after its end: docs/long-runs.md."""
 
     every: NatInt = 20
@@ -356,7 +237,7 @@ class CheckpointConfig(_Table, frozen=True):
     """What a checkpoint must leave free on its disk; else it is not written, with a warning."""
 
 
-class TranscriptsConfig(_Table, frozen=True):
+class TranscriptsConfig(Table, frozen=True):
     """Trajectories on disk, as token ids, for `libra show`."""
 
     keep: Literal["all", "sample", "none"] = "all"
@@ -366,7 +247,7 @@ class TranscriptsConfig(_Table, frozen=True):
     """Of all files together; the oldest go."""
 
 
-class DeadlineConfig(_Table, frozen=True):
+class DeadlineConfig(Table, frozen=True):
     """How long each kind of wait may take before it becomes an error or an event."""
 
     find_controller_s: PosFloat = 60.0
@@ -395,7 +276,7 @@ class DeadlineConfig(_Table, frozen=True):
     """Restarts of one rank's engine role before the rank is given up."""
 
 
-class TruthConfig(_Table, frozen=True):
+class TruthConfig(Table, frozen=True):
     """How machines that only pretend differ from what the cost model says: known to them alone. The core has to learn it.
 
     Formulas stand in `libra.workload.truth`. The defaults change nothing.
@@ -417,7 +298,7 @@ class TruthConfig(_Table, frozen=True):
     """Standard deviation of the logarithm of a tool's seconds, over what the workload says."""
 
 
-class ControlConfig(_Table, frozen=True):
+class ControlConfig(Table, frozen=True):
     """Who may look into the running job and change it, over its control sockets. They are the user's own in any case."""
 
     override: bool = True
@@ -426,7 +307,7 @@ class ControlConfig(_Table, frozen=True):
     """Name of a Unix group that may look; empty: nobody else."""
 
 
-class SimulationConfig(_Table, frozen=True):
+class SimulationConfig(Table, frozen=True):
     """What a simulation, or an emulated job, needs to be told; a real one has the real thing."""
 
     train: bool = True
@@ -443,7 +324,7 @@ class SimulationConfig(_Table, frozen=True):
     """Weights are published inside a node, through host memory; else over the nodes' ports."""
 
 
-class EmulatedFault(_Table, frozen=True):
+class EmulatedFault(Table, frozen=True):
     """Makes one rank's gradient role misbehave: for tests of the system."""
 
     kind: Literal["none", "hang", "delay", "die"] = "none"
@@ -456,7 +337,7 @@ class EmulatedFault(_Table, frozen=True):
     """Real seconds."""
 
 
-class EmulationConfig(_Table, frozen=True):
+class EmulationConfig(Table, frozen=True):
     """A live job without devices: real processes and sockets, whose work is to wait."""
 
     speed: PosFloat = 1.0
@@ -467,7 +348,7 @@ class EmulationConfig(_Table, frozen=True):
     fault: EmulatedFault = EmulatedFault()
 
 
-class Config(_Table, frozen=True):
+class Config(Table, frozen=True):
     """A whole run."""
 
     include: tuple[str, ...] = ()

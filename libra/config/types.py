@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 PosInt = Annotated[int, Meta(ge=1)]
 NatInt = Annotated[int, Meta(ge=0)]
@@ -17,3 +17,7 @@ Name = Annotated[
     ),
 ]
 Mode = Literal["async", "one-step-off", "sync"]
+
+
+class Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the configuration: unknown keys are refused."""

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import anyio
 import anyio.abc
 
-from libra.config.schema import RewardConfig
+from libra.config.worlds import RewardConfig
 from libra.core import commands as c
 from libra.core import events as e
 from libra.env.protocol import Ended, Environment, Session

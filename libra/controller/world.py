@@ -24,7 +24,7 @@ Post = Callable[[AnyEvent], None]
 class RealWorld:
     def __init__(self, config: Config) -> None:
         self.config = self.core_config = config
-        self._environment = environment(config.live_env)
+        self._environment = environment(config.live_env, config.model)
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Tool workers, while the run goes on."""

@@ -14,7 +14,8 @@ drive this same object, and a journal of its events gives the same commands agai
 
 from typing import Literal, assert_never
 
-from libra.config.schema import Config, WorkloadConfig
+from libra.config.schema import Config
+from libra.config.worlds import WorkloadConfig
 from libra.core.admission import Admission
 from libra.core.allocation import Allocation
 from libra.core.checkpoints import Checkpoints

@@ -16,9 +16,6 @@ from torch import Tensor
 from libra.config.schema import ModelConfig
 from libra.errors import RoleError, WeightsError
 
-NORM_EPS = 1e-6
-"""Of RMSNorm: transformers' default for both architectures."""
-
 
 class Attention(Protocol):
     """How one call's tokens attend; built once a call and used by every layer."""
@@ -164,4 +161,4 @@ class Decoder:
         return packed[:, :queries].unflatten(1, (config.kv_heads, queries // config.kv_heads))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.config.hidden,), weight, NORM_EPS)
+        return F.rms_norm(x, (self.config.hidden,), weight, self.config.rms_norm_eps)

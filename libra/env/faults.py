@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Literal
 
-from libra.config.schema import ToolFault
+from libra.config.worlds import ToolFault
 
 Fault = Literal["none", "hang", "crash", "flood", "fail"]
 

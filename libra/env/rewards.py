@@ -21,7 +21,7 @@ from typing import assert_never
 
 from msgspec import Struct
 
-from libra.config.schema import FormatStage, LengthStage, RewardConfig, StageConfig, VerifiableStage
+from libra.config.worlds import FormatStage, LengthStage, RewardConfig, StageConfig, VerifiableStage
 from libra.errors import EnvError
 
 

@@ -26,7 +26,7 @@ class EngineRole:
     def __init__(self, link: RoleLink) -> None:
         config, spec = link.config, link.spec
         bucket = config.bucket[spec.bucket]
-        words = vocabulary(config.live_env)
+        words = vocabulary(config.live_env, config.model)
         torch.set_num_threads(config.trainer.threads)
         self.link = link
         self.deadline_s = config.deadline.weights_s

@@ -73,7 +73,7 @@ class GradientRole:
 
     def _form(self, order: m.FormMembers) -> None:
         join_group(order, self.device, self.config.deadline.group_s)
-        words = vocabulary(self.config.live_env)
+        words = vocabulary(self.config.live_env, self.config.model)
         self._replica = GradientReplica(self.config, words.size, order.index, order.size, self.device, dtype=self.dtype)
         self.link.send(m.Formed(order.cmd))
 

@@ -36,7 +36,7 @@ class TrainerRole:
         self.config = link.config
         self.device = role_device(link.spec.device)
         self.dtype = dtype
-        self.world = environment(self.config.live_env)
+        self.world = environment(self.config.live_env, self.config.model)
         torch.set_num_threads(self.config.trainer.threads)
         preload(self.config.model)
         self.publisher = Publisher(token=link.spec.token, incarnation=link.spec.incarnation)

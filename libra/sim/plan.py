@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from msgspec import Struct, structs
 
 from libra.config import preflight
-from libra.config.schema import BucketConfig, Config, CostConfig, TruthConfig, WorkloadConfig
+from libra.config.schema import BucketConfig, Config, CostConfig, TruthConfig
+from libra.config.worlds import WorkloadConfig
 from libra.core.cost import EngineCost
 from libra.core.cost.training import REPLICA_BYTES, TrainLayout, layout_problems, train_memory
 from libra.core.learned import Learned

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from msgspec import structs
 
-from libra.config.schema import Config, WorkloadConfig
+from libra.config.schema import Config
+from libra.config.worlds import WorkloadConfig
 from libra.core.commands import Kind
 from libra.errors import ConfigError
 from libra.sim.recorded import read_run

@@ -20,7 +20,8 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct, structs
 
-from libra.config.schema import Config, EvalConfig, TruthConfig, WorkloadConfig
+from libra.config.schema import Config, EvalConfig, TruthConfig
+from libra.config.worlds import WorkloadConfig
 from libra.control.state import Ended, LiveState
 from libra.core import commands as c
 from libra.core import events as e

@@ -233,7 +233,7 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
         ("run", f"{s.run} ({s.mode}, seed {s.seed})"),
         ("result", f"{'ok' if s.ok else 'FAILED'}: {s.reason}"),
         ("time", duration(s.seconds)),
-        ("steps", f"{s.steps}" + (f" ({s.skipped_steps} skipped)" if s.skipped_steps else "")),
+        ("steps", f"{s.steps} attempted, {s.completed_steps} completed, {s.skipped_steps} skipped"),
         ("version", f"{s.version}"),
         ("reward, first ten", number(s.reward_first)),
         ("reward, last ten", number(s.reward_last)),
@@ -243,6 +243,7 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
         ("tokens sampled", f"{s.tokens_sampled:,} ({s.tokens_per_s:,.0f}/s)"),
         ("turns", f"median {_whole(s.turns_p50)}, p90 {_whole(s.turns_p90)}, max {_whole(s.turns_max)}"),
         ("lag", f"max {_whole(s.lag_max)}, mean {number(s.lag_mean)}"),
+        ("log-prob gap", "-" if s.logprob_gap_max is None else f"max {s.logprob_gap_max:.1e}, trainer to engine"),
         ("tail wait", f"{s.tail_wait_s:.1f} s"),
     ]
     if len(s.reward_stages_last) > 1:

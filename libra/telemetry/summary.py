@@ -43,6 +43,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Batches consumed: trained and skipped."""
     skipped_steps: int
     """Batches without a loss token, or whose gradient was not finite: no optimiser step was taken."""
+    completed_steps: int = 0
+    """Batches with which an optimiser step was taken. What is consumed is attempted: steps = completed + skipped."""
+    logprob_gap_max: float | None = None
+    """Over all steps, the worst difference of a token's log-probability between trainer and engine with the same weights."""
     version: int
     """Newest policy version."""
     seconds: float
@@ -158,6 +162,7 @@ class Tally:
         self.tokens_sampled = 0
         self.lag = 0
         self.seconds = 0.0
+        self._gap: float | None = None
         self._live: dict[int, _Trajectory] = {}
         self._slots: dict[tuple[str, int, int], int] = {}
         self._turns: Counter[int] = Counter()
@@ -280,6 +285,8 @@ class Tally:
             reason=self._reason,
             steps=len(self.rewards),
             skipped_steps=self._skipped,
+            completed_steps=self._trained,
+            logprob_gap_max=self._gap,
             version=self.version,
             seconds=round(self.seconds, 3),
             reward_first=_mean(finite[:WINDOW]),
@@ -424,6 +431,8 @@ class Tally:
         self.lag = batch.lag
         self._dropped_groups += batch.groups - batch.groups_trained
         self._tail_wait_s += batch.wait_s
+        if batch.gap is not None:
+            self._gap = max(batch.gap, self._gap or 0.0)
         if batch.trained:
             self._trained += 1
             self._lag_sum += batch.lag

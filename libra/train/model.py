@@ -1,54 +1,41 @@
 """The policy network: a transformers decoder made from `ModelConfig`, and the wrapper that gives log-probabilities.
 
-Every core rank builds the whole model from the same seed before it is cut, so all ranks begin with the same weights and
-nothing has to be broadcast. Called by `libra.train.sharded`. transformers is imported by `preload`, or when a model is built.
+Every core rank builds the whole model, from the same file or the same seed, before it is cut, so all ranks begin with the
+same weights and nothing has to be broadcast. Called by `libra.train.sharded`. transformers is imported by `preload`, or when
+a model is built.
 
 Names for publication are transformers' own (`model.layers.0.self_attn.q_proj.weight`). A tied `lm_head.weight` is not
 a parameter of its own and is never listed: who loads the weights ties it to `model.embed_tokens.weight`.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from libra.config.pretrained import config_json
 from libra.config.schema import ModelConfig
+from libra.errors import WeightsError
 from libra.train.packing import ATTENTION, Packing, attend
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-RMS_NORM_EPS = 1e-6
-"""Of every norm; engines must use the same."""
+LOGIT_CHUNK_TOKENS = 256
+"""Positions whose logits exist at a time where they are computed again in the backward pass."""
 _PREFIX = "network."
+_MISFITS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 
 
 def transformers_config(model: ModelConfig, vocab_size: int) -> "PretrainedConfig":
     """The transformers configuration of a model: no dropout, no cache, plain rotary positions."""
     from transformers import LlamaConfig, Qwen2Config
 
-    common: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": model.hidden,
-        "intermediate_size": model.ffn,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "max_position_embeddings": model.max_positions,
-        "initializer_range": model.initializer_range,
-        "rms_norm_eps": RMS_NORM_EPS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-        "tie_word_embeddings": model.tied_embeddings,
-        "attention_dropout": 0.0,
-        "use_cache": False,
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    if model.architecture == "qwen2":
-        return Qwen2Config(use_sliding_window=False, **common)
-    return LlamaConfig(head_dim=model.hidden // model.heads, attention_bias=False, mlp_bias=False, **common)
+    kind = {"qwen2": Qwen2Config, "llama": LlamaConfig}[model.architecture]
+    return kind(**{**config_json(model, vocab_size), "use_cache": False})
 
 
 def preload(model: ModelConfig) -> None:
@@ -59,16 +46,34 @@ def preload(model: ModelConfig) -> None:
 
 
 def build(model: ModelConfig, vocab_size: int, seed: int) -> "PreTrainedModel":
-    """A freshly initialised float32 decoder on the CPU. The same arguments give the same weights in every process.
-
-    The global random state is left as it was.
+    """A float32 decoder on the CPU: the pretrained one, or a fresh one of which the same arguments give the same weights in
+    every process. The global random state is left as it was. WeightsError where a file does not hold exactly this model.
     """
     from transformers import AutoModelForCausalLM
 
     config = transformers_config(model, vocab_size)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    if not model.pretrained:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    try:
+        network, told = AutoModelForCausalLM.from_pretrained(
+            model.pretrained,
+            config=config,
+            attn_implementation="sdpa",
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError) as e:
+        raise WeightsError(f"{model.pretrained} cannot be loaded as a {model.architecture}: {e}") from e
+    wrong = {kind: sorted(map(str, told[kind]))[:3] for kind in _MISFITS if told.get(kind)}
+    if wrong:
+        raise WeightsError(
+            f"{model.pretrained} does not hold the model of its config.json: {wrong}; fetch or save it anew"
+        )
+    return network.train()
 
 
 def published_name(name: str) -> str:
@@ -80,17 +85,23 @@ class Policy(nn.Module):
     """Log-probabilities of chosen tokens. It is the FSDP root, so that one forward runs all collectives of a round.
 
     Rows come packed (`libra.train.packing`). Logits are computed only at the positions asked for: with a large vocabulary
-    they are most of the work.
+    they are most of the work. With `recompute` a layer keeps only its input for the backward pass, and the head keeps no
+    logits: they are made, and made again, for `LOGIT_CHUNK_TOKENS` positions at a time.
     """
 
-    def __init__(self, network: "PreTrainedModel", temperature: float) -> None:
+    def __init__(self, network: "PreTrainedModel", temperature: float, recompute: bool = False) -> None:
         from transformers import AttentionInterface
 
         super().__init__()
         AttentionInterface.register(ATTENTION, attend)
         network.set_attn_implementation(ATTENTION)
+        layers: Any = network.get_submodule("model.layers") if recompute else ()
+        for layer in layers:
+            # Around `forward`, so inside the hooks of `__call__`: what FSDP gathers is not gathered by the recomputation again.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         self.network = network
         self.temperature = temperature
+        self.recompute = recompute
 
     def forward(self, ids: torch.Tensor, packing: Packing, select: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """log softmax(logits / temperature) of `targets` (n) at positions `select` (n) of the packed `ids` (t)."""
@@ -98,7 +109,16 @@ class Policy(nn.Module):
         body = network.model(
             input_ids=ids.unsqueeze(0), position_ids=packing.positions, packing=packing, use_cache=False
         )
-        logits = network.lm_head(body.last_hidden_state[0].index_select(0, select))
+        hidden = body.last_hidden_state[0].index_select(0, select)
+        if not self.recompute:
+            return self._logprob(hidden, targets)
+        parts = zip(hidden.split(LOGIT_CHUNK_TOKENS), targets.split(LOGIT_CHUNK_TOKENS), strict=True)
+        chunk = partial(checkpoint, self._logprob, use_reentrant=False)
+        return torch.cat([chunk(*part) for part in parts])
+
+    def _logprob(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        network: Any = self.network
+        logits = network.lm_head(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature != 1.0:
             logits = logits / self.temperature

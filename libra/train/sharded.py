@@ -4,8 +4,9 @@
     └── run of layers, >= group_bytes each (one FSDP group)
 
 Invariants: gradients are *summed* over ranks, never averaged; parameters and their reduced gradients are float32 (or
-`dtype`); tied weights live in the root group; every piece is a contiguous run of rows. A model smaller than one group
-is one group altogether: then a round costs two collectives, which for small models is most of its overhead.
+`dtype`), also where the passes compute in bfloat16; tied weights live in the root group; every piece is a contiguous run of
+rows. A model smaller than one group is one group altogether: then a round costs two collectives, which for small models is
+most of its overhead.
 
 Called by the other modules of this room, in the thread that issues collectives.
 """
@@ -38,8 +39,9 @@ _DIGEST = "libra_digest"
 class ShardedPolicy:
     """The policy of member `index` of `size`, over the default process group (which holds exactly these members).
 
-    `vocabulary` counts token ids. The initial weights depend on `config.run.seed` alone.
-    `dtype` is the type of parameters, gradients and their reduction: float32, or float64 in tests of exactness.
+    `vocabulary` counts token ids. The initial weights are the pretrained ones, or depend on `config.run.seed` alone.
+    `dtype` is the type of parameters, gradients and their reduction: float32, or float64 in tests of exactness. The passes
+    compute in it too, unless `config.trainer.compute` says bfloat16.
     """
 
     def __init__(
@@ -58,16 +60,17 @@ class ShardedPolicy:
         self.device = device
         self.dtype = dtype
         network = build(config.model, vocabulary, config.run.seed)
-        self.policy = Policy(network, config.rollout.temperature).to(device=device, dtype=dtype)
-        self._cut(group_bytes)
+        policy = Policy(network, config.rollout.temperature, config.trainer.recompute)
+        self.policy = policy.to(device=device, dtype=dtype)
+        self._cut(group_bytes, torch.bfloat16 if config.trainer.compute == "bfloat16" else dtype)
         self.parameters: dict[str, DTensor] = {}
         for name, parameter in self.policy.named_parameters():
             assert isinstance(parameter, DTensor), name
             self.parameters[published_name(name)] = parameter
 
-    def _cut(self, group_bytes: int) -> None:
+    def _cut(self, group_bytes: int, compute: torch.dtype) -> None:
         mesh = init_device_mesh(self.device.type, (self.size,))
-        precision = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=self.dtype)
+        precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=self.dtype)
         run: list[nn.Module] = []
         layers: nn.ModuleList = self.policy.network.get_submodule("model.layers")  # type: ignore[assignment]
         for layer in layers:

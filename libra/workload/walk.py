@@ -8,7 +8,7 @@ back, so a turn that is lost with its engine is asked for again unchanged. Used 
 
 from msgspec import Struct
 
-from libra.config.schema import WorkloadConfig
+from libra.config.worlds import WorkloadConfig
 from libra.core.events import Finish, Status
 from libra.workload.trace import TraceTrajectory
 

@@ -19,15 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from libra.config.parts import load_hardware, load_model
-from libra.config.schema import (
-    BucketConfig,
-    Config,
-    CostConfig,
-    EvalConfig,
-    RolloutConfig,
-    RunConfig,
-    SchedulerConfig,
-)
+from libra.config.schema import BucketConfig, Config, CostConfig, EvalConfig, RolloutConfig, RunConfig, SchedulerConfig
 from libra.controller.runtime import calm_collector
 from libra.core import commands as c
 from libra.core import events as e

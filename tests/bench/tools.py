@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from libra.config.schema import ToolLimits
+from libra.config.worlds import ToolLimits
 from libra.env.calculator import tool
 from libra.env.tools.pool import ToolPool
 

@@ -5,13 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from virtual_shell import VirtualShell
 
-from libra.config.schema import (
-    BucketConfig,
-    Config,
-    EvalConfig,
-    RolloutConfig,
-    RunConfig,
-)
+from libra.config.schema import BucketConfig, Config, EvalConfig, RolloutConfig, RunConfig
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core

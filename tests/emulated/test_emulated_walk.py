@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libra.config.schema import WorkloadConfig
+from libra.config.worlds import WorkloadConfig
 from libra.workload import TraceTrajectory, TraceTurn
 from libra.workload.walk import CONTINUE, Walk
 

@@ -3,7 +3,8 @@ from itertools import groupby
 import anyio
 import pytest
 
-from libra.config.schema import CalculatorConfig, WarmStartConfig
+from libra.config.schema import WarmStartConfig
+from libra.config.worlds import CalculatorConfig
 from libra.env.calculator.session import CalculatorSession
 from libra.env.calculator.tokens import decode
 from libra.env.drawing import is_heldout

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from libra.config.schema import CalculatorConfig, ToolFault, ToolLimits
+from libra.config.worlds import CalculatorConfig, ToolFault, ToolLimits
 from libra.env.calculator.tasks import draw_task
 from libra.env.faults import draw_fault
 from libra.env.protocol import Ended

@@ -1,7 +1,7 @@
 import anyio
 import pytest
 
-from libra.config.schema import CalculatorConfig
+from libra.config.worlds import CalculatorConfig
 from libra.env.calculator.session import CalculatorSession
 from libra.env.calculator.tokens import decode, encode
 from libra.env.protocol import Ended, Observation

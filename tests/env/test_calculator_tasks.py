@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from libra.config.schema import CalculatorConfig, ToolLimits
+from libra.config.worlds import CalculatorConfig, ToolLimits
 from libra.env.calculator.tasks import draw_task
 from libra.env.registry import environment
 from libra.errors import ConfigError

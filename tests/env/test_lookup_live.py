@@ -7,7 +7,7 @@ import pytest
 
 from libra.config import load
 from libra.config.preflight import check
-from libra.config.schema import LookupConfig, ToolFault
+from libra.config.worlds import LookupConfig, ToolFault
 from libra.env.lookup.corpus import facts
 from libra.env.lookup.tasks import draw_task
 from libra.env.protocol import Ended

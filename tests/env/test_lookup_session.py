@@ -5,7 +5,8 @@ from itertools import groupby
 import anyio
 import pytest
 
-from libra.config.schema import LookupConfig, WarmStartConfig
+from libra.config.schema import WarmStartConfig
+from libra.config.worlds import LookupConfig
 from libra.env.drawing import is_heldout
 from libra.env.lookup import tool
 from libra.env.lookup.corpus import build, known

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from libra.config.schema import LookupConfig, ToolLimits
+from libra.config.worlds import LookupConfig, ToolLimits
 from libra.env.drawing import is_heldout
 from libra.env.lookup.corpus import known
 from libra.env.lookup.tasks import draw_task, longest

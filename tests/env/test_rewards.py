@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 
 from libra.config import load
 from libra.config.preflight import check
-from libra.config.schema import (
-    CalculatorConfig,
-    Config,
-    FormatStage,
-    LengthStage,
-    RewardConfig,
-    TranscriptsConfig,
-    VerifiableStage,
-)
+from libra.config.schema import Config, TranscriptsConfig
+from libra.config.worlds import CalculatorConfig, FormatStage, LengthStage, RewardConfig, VerifiableStage
 from libra.controller.episodes import Episodes, Transcripts
 from libra.core import commands as c
 from libra.core import events as e

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.process, pytest.mark.skipif(not hasattr(os, "pidfd_ope
 
 OWNER = """
 import anyio, sys
-from libra.config.schema import CalculatorConfig, ToolLimits
+from libra.config.worlds import CalculatorConfig, ToolLimits
 from libra.env.tools.pool import ToolPool
 from libra.env.calculator.environment import _TOOL_FILE
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from libra.config.schema import ToolLimits
+from libra.config.worlds import ToolLimits
 from libra.env.calculator import tool
 from libra.env.tools.pool import ToolPool
 from libra.errors import EnvError

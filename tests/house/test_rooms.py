@@ -9,7 +9,7 @@ import pytest
 
 import libra
 from libra.config import load, preflight
-from libra.config.schema import WorkloadConfig
+from libra.config.worlds import WorkloadConfig
 from libra.sim.plan import plan
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from libra.cli.show import head, side_by_side, story
-from libra.config.schema import CalculatorConfig, TranscriptsConfig
+from libra.config.schema import TranscriptsConfig
+from libra.config.worlds import CalculatorConfig
 from libra.env.registry import environment
 from libra.errors import LibraError
 from libra.telemetry.transcripts import FILES, Return, Transcript, TranscriptWriter, Turn, find, names

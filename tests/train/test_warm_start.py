@@ -10,7 +10,8 @@ import pytest
 from gloo_ranks import run_ranks
 from training_parts import CPU, VOCABULARY, config, worst_difference
 
-from libra.config.schema import Config, RunConfig, ToolFault, ToolLimits, WarmStartConfig
+from libra.config.schema import Config, RunConfig, WarmStartConfig
+from libra.config.worlds import ToolFault, ToolLimits
 from libra.train import warm_cache
 from libra.train.sharded import read_state
 from libra.train.trainer import Trainer

@@ -13,7 +13,7 @@ VOCABULARY = 13
 CPU = torch.device("cpu")
 
 
-def config(*, tied: bool = True, architecture: str = "qwen2", **trainer: float) -> Config:
+def config(*, tied: bool = True, architecture: str = "qwen2", **trainer: float | str) -> Config:
     """A model and a trainer for tests of exactness.
 
     `eps` is large, so that Adam does not blow up the rounding of gradients that are nearly 0.

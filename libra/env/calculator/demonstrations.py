@@ -12,7 +12,7 @@ as the limits leave room for it. The session would give the same tokens back: a 
 
 import random
 
-from libra.config.schema import CalculatorConfig
+from libra.config.worlds import CalculatorConfig
 from libra.env.calculator.session import prompt_tokens
 from libra.env.calculator.tasks import Task, draw_task
 from libra.env.calculator.tokens import encode

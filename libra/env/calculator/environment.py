@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-from libra.config.schema import CalculatorConfig
+from libra.config.worlds import CalculatorConfig
 from libra.env.calculator import tokens as words
 from libra.env.calculator.demonstrations import demonstrations
 from libra.env.calculator.session import TOOL, CalculatorSession

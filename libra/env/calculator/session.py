@@ -14,7 +14,7 @@ Reward: 1 for exactly `<answer> V <end>` with the right V after at least one cal
 nothing to be had by guessing, nor when the tool fails every call.) Where else an episode ends stands in `libra.env.calling`.
 """
 
-from libra.config.schema import CalculatorConfig
+from libra.config.worlds import CalculatorConfig
 from libra.env.calculator.tasks import Task
 from libra.env.calculator.tokens import (
     ANSWER,

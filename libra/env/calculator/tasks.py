@@ -13,7 +13,7 @@ import random
 
 from msgspec import Struct
 
-from libra.config.schema import CalculatorConfig
+from libra.config.worlds import CalculatorConfig
 from libra.env.calculator.tokens import OPERATORS
 from libra.env.calculator.tool import HIGHEST
 from libra.env.drawing import is_heldout, keyed_random

@@ -11,7 +11,7 @@ back: a test replays demonstrations through it.
 
 import random
 
-from libra.config.schema import LookupConfig
+from libra.config.worlds import LookupConfig
 from libra.env.drawing import keyed_random
 from libra.env.lookup.corpus import facts, word
 from libra.env.lookup.session import prompt_tokens

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-from libra.config.schema import LookupConfig
+from libra.config.worlds import LookupConfig
 from libra.env.faults import draw_fault
 from libra.env.lookup import tokens as words
 from libra.env.lookup.corpus import build

@@ -14,7 +14,7 @@ Reward: 1 for exactly `<answer> NAME <end>` with the right name after at least o
 knowing by heart is worth nothing without looking.) Where else an episode ends stands in `libra.env.calling`.
 """
 
-from libra.config.schema import LookupConfig
+from libra.config.worlds import LookupConfig
 from libra.env.calling import CallingSession, CallTool, Frame
 from libra.env.lookup.corpus import word
 from libra.env.lookup.tasks import Task

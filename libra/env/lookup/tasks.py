@@ -10,7 +10,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from libra.config.schema import LookupConfig
+from libra.config.worlds import LookupConfig
 from libra.env.drawing import is_heldout, keyed_random
 from libra.env.lookup.corpus import known, word
 

@@ -23,7 +23,7 @@ from typing import Literal
 import anyio
 from msgspec import Struct
 
-from libra.config.schema import ToolLimits
+from libra.config.worlds import ToolLimits
 from libra.env.faults import Fault
 from libra.env.tools.process import ToolProcess
 from libra.env.tools.worker import FAULTS, REQUEST
