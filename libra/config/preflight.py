@@ -16,7 +16,7 @@ from pathlib import Path
 from libra.config import memory, pretrained
 from libra.config.rundir import TREE_FILE, find_tree
 from libra.config.schema import NO_TASKS, Config, TruthConfig
-from libra.config.worlds import RewardConfig, WorkloadConfig
+from libra.config.worlds import CalculatorConfig, RewardConfig, WorkloadConfig
 from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
@@ -43,7 +43,7 @@ def check(
     problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_rewards(config), *_deadlines(config)]
     if machine:
         problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]
-        if not config.emulated:
+        if not config.emulated and config.run.device == "cpu":
             problems += memory.problems(config, memory.available_bytes())
     if problems:
         raise PreflightError(problems)
@@ -211,6 +211,8 @@ def _rewards(config: Config) -> Iterator[str]:
 
 def _env(config: Config) -> Iterator[str]:
     env = config.live_env
+    if config.model.pretrained and not isinstance(env, CalculatorConfig):
+        yield 'env.name: got "lookup" with model.pretrained, expected "calculator": only that speaks in a chat template'
     if env.turn_tokens >= env.trajectory_tokens:
         yield (
             f"env.turn_tokens: got {env.turn_tokens}, expected less than env.trajectory_tokens = {env.trajectory_tokens}: "

@@ -9,7 +9,8 @@ from libra.config.schema import Config
 from libra.core.coordinator import Core
 from libra.core.fleet import Unit
 from libra.telemetry.display import EngineRow, RunView
-from libra.telemetry.summary import Rate, Tally
+from libra.telemetry.rate import Rate
+from libra.telemetry.summary import Tally
 from libra.wire import messages as m
 
 ETA_BATCHES = 20

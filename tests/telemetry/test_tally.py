@@ -8,7 +8,8 @@ import pytest
 
 from libra.core import commands as c
 from libra.core import events as e
-from libra.telemetry.summary import Rate, Summary, Tally, read_summary, write_summary
+from libra.telemetry.rate import Rate
+from libra.telemetry.summary import Summary, Tally, read_summary, write_summary
 
 Item = e.Event | c.Command
 
