@@ -76,7 +76,7 @@ def describe(directory: Path) -> dict[str, Any]:
         raise ConfigError(where, [f"is no JSON object ({e}); expected transformers' config.json"]) from e
     if problems := [*_unsupported(stated), *(f"{key} is missing" for key in _silent(stated))]:
         raise ConfigError(where, problems)
-    values = {field: stated.get(key, _DEFAULTS.get(key)) for field, key in FIELDS.items()}
+    values: dict[str, Any] = {field: stated.get(key, _DEFAULTS.get(key)) for field, key in FIELDS.items()}
     rope = _rope(stated)
     return {
         **values,

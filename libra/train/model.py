@@ -57,7 +57,7 @@ def build(model: ModelConfig, vocab_size: int, seed: int) -> "PreTrainedModel":
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     try:
-        network, told = AutoModelForCausalLM.from_pretrained(
+        network, told = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair, with output_loading_info
             model.pretrained,
             config=config,
             attn_implementation="sdpa",

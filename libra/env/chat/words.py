@@ -118,7 +118,7 @@ def read(directory: str) -> Files:
         )
     names = {key: _text(value) for key, value in stated.items() if key.endswith("_token") and value}
     ends = generation.get("eos_token_id")
-    stop_ids = [ends] if isinstance(ends, int) else list(ends or ())
+    stop_ids: list[int] = [ends] if isinstance(ends, int) else list(ends or ())
     if (end := tokenizer.token_to_id(names.get("eos_token", ""))) is not None:
         stop_ids.append(end)
     if not stop_ids:
