@@ -7,6 +7,7 @@ Names for publication are transformers' own (`model.layers.0.self_attn.q_proj.we
 a parameter of its own and is never listed: who loads the weights ties it to `model.embed_tokens.weight`.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,13 @@ def transformers_config(model: ModelConfig, vocab_size: int) -> "PretrainedConfi
     if model.architecture == "qwen2":
         return Qwen2Config(use_sliding_window=False, **common)
     return LlamaConfig(head_dim=model.hidden // model.heads, attention_bias=False, mlp_bias=False, **common)
+
+
+def describe(model: ModelConfig, vocab_size: int, directory: Path) -> None:
+    """Write what a transformers directory says of a model, its weights excepted: for engines that read their shape from one."""
+    config = transformers_config(model, vocab_size)
+    config.architectures = [{"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[model.architecture]]
+    config.save_pretrained(directory)
 
 
 def preload(model: ModelConfig) -> None:
