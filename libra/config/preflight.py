@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
 """Room that the file system of the run directory must have."""
+VLLM_HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Of attention heads: what vLLM's CPU kernels take; GPU kernels take these as well."""
 MIN_BEATS = 3
 """Heartbeats that fit into `lease_s` (and so into `lost_s`) at least, so that one late beat costs no rank."""
 LEASE_MARGIN_S = 1.0
@@ -40,7 +43,7 @@ def check(
         problems += [*_engines(config), *_shapes(config), *_env(config)]
     problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_deadlines(config)]
     if machine:
-        problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]
+        problems += [*_disk(Path(config.run.directory)), *_loopback(), *_installed(config), *_group(config.control.group)]
     if problems:
         raise PreflightError(problems)
 
@@ -100,8 +103,11 @@ def _live(config: Config) -> Iterator[str]:
                 f'bucket.{i}.engine: got "emulated", expected "torch": an emulated engine cannot do tasks; '
                 f'set env.name = "workload", or engine = "torch"'
             )
-        elif bucket.kv_tokens == 0 and bucket.engine != "emulated":
-            yield f"bucket.{i}.kv_tokens: got 0, expected 1 or more: only emulated engines take it from the cost model"
+        elif bucket.kv_tokens == 0 and (bucket.engine == "torch" or (bucket.engine == "vllm" and config.cost is None)):
+            yield (
+                f"bucket.{i}.kv_tokens: got 0, expected 1 or more: only emulated engines take it from the cost model, and "
+                "vllm engines where there is a [cost] table"
+            )
     if config.emulation.speed != 1 and not config.emulated:
         yield f"emulation.speed: got {config.emulation.speed:g}, expected 1: real tasks on real devices take real seconds"
     if config.truth != TruthConfig() and not config.emulated:
@@ -122,11 +128,30 @@ def _engines(config: Config) -> Iterator[str]:
                 f"{where}.tp: got {bucket.tp}, expected a divisor of model.heads = {config.model.heads} and "
                 f"model.kv_heads = {config.model.kv_heads}: {_either(legal)}"
             )
-        if bucket.kv_tokens < config.live_env.trajectory_tokens:
+        if bucket.engine == "vllm":
+            yield from _vllm(config, where)
+        if bucket.kv_tokens < config.live_env.trajectory_tokens and (bucket.kv_tokens or bucket.engine == "torch"):
             yield (
                 f"{where}.kv_tokens: got {bucket.kv_tokens}, expected at least env.trajectory_tokens = "
                 f"{config.live_env.trajectory_tokens}: an engine must hold one whole trajectory"
             )
+
+
+def _vllm(config: Config, where: str) -> Iterator[str]:
+    width = config.model.hidden // config.model.heads
+    if width not in VLLM_HEAD_WIDTHS:
+        yield (
+            f'{where}.engine: got "vllm" with heads of width {width} (model.hidden / model.heads), which it has no attention '
+            f"for; expected {_either(list(VLLM_HEAD_WIDTHS))}: change model.hidden or model.heads"
+        )
+
+
+def _installed(config: Config) -> Iterator[str]:
+    if any(b.engine == "vllm" for b in config.bucket) and find_spec("vllm") is None:
+        yield (
+            'bucket.engine: got "vllm", which is not installed here; expected the package vllm: run `just setup-vllm` for its '
+            "CPU build, or pip install 'libra-rl[vllm]' on GPUs"
+        )
 
 
 def _scheduler(config: Config, live: bool) -> Iterator[str]:

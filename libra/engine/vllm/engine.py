@@ -20,6 +20,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
+from vllm import LLMEngine, SamplingParams
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind
 
 from libra.engine.noise import seed_of
 from libra.engine.vllm import loading
@@ -62,8 +65,6 @@ class VllmEngine:
         index: int,
         device: torch.device,
     ) -> None:
-        from vllm import LLMEngine
-
         loading.register()
         self.version = -1
         self.sampled: list[int] = []
@@ -94,11 +95,9 @@ class VllmEngine:
 
     def _warm_up(self) -> None:
         """First steps are slow (seconds). The weights are dummies; so are all counts, which start again after this."""
-        from vllm import SamplingParams
-
         length = min(WARM_UP_TOKENS, self._shape.max_context_tokens - 2)
         params = SamplingParams(temperature=1.0, seed=0, max_tokens=2, ignore_eos=True, logprobs=0, detokenize=False)
-        self._engine.add_request("warm-up", {"prompt_token_ids": [0] * length}, params)
+        self._engine.add_request("warm-up", tokens_input([0] * length), params)
         while self._engine.has_unfinished_requests():
             self._engine.step()
         self._gauges.__init__()
@@ -171,9 +170,6 @@ class VllmEngine:
 
     def _hand_in(self, live: _Live) -> None:
         """To vLLM, as a request of the weights of now; with what the turn has sampled already."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         turn, context = live.turn, live.turn.tokens + live.tokens
         self._handed_in += 1
         params = SamplingParams(
@@ -186,7 +182,7 @@ class VllmEngine:
             skip_clone=True,
             output_kind=RequestOutputKind.DELTA,
         )
-        prompt = {"prompt_token_ids": context, "cache_salt": str(self.version)}
+        prompt = tokens_input(context, cache_salt=str(self.version))
         live.request = str(self._handed_in)
         self._engine.add_request(
             live.request, prompt, params, arrival_time=float(live.ordinal), priority=turn.priority

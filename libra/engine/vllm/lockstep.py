@@ -14,9 +14,9 @@ from datetime import timedelta
 
 import msgspec
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work  # pyright: ignore[reportPrivateImportUsage]
 
-from libra.errors import RoleError
+from libra.errors import PeerError, RoleError
 from libra.wire.messages import Turn
 
 HEAD_BYTES = 4096
@@ -34,7 +34,7 @@ class Tick(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lockstep:
-    """Rank `index` of `size`. A wait for another rank ends after `timeout_s`, or when its process does, in RuntimeError."""
+    """Rank `index` of `size`. A wait for another rank ends after `timeout_s`, or when its process does, in PeerError."""
 
     def __init__(self, store: Store, index: int, size: int, timeout_s: float) -> None:
         self.index, self.size = index, size
@@ -92,9 +92,15 @@ class Lockstep:
         if self._group is None:
             return [mine]
         votes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._group.allgather(votes, torch.tensor([mine])).wait()
+        self._wait(self._group.allgather(votes, torch.tensor([mine])))
         return [int(v.item()) for v in votes]
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         assert self._group is not None
-        self._group.broadcast(tensor, 0).wait()
+        self._wait(self._group.broadcast(tensor, 0))
+
+    def _wait(self, work: Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as e:
+            raise PeerError(f"rank {self.index} of {self.size} lost the others between two steps: {e}") from e

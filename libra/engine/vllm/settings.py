@@ -1,6 +1,6 @@
 """vLLM's arguments for one engine of ours, and why each is as it is: docs/engines.md.
 
-`VllmShape` is what the role knows of the run; `engine_args` needs vLLM, the rest does not.
+Called by `libra.engine.vllm.engine`; a `VllmShape` is made by the role from the run's configuration.
 """
 # pyright: reportMissingImports=false
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm import EngineArgs
+from vllm.config import WeightTransferConfig
 
 from libra.config.schema import ModelConfig, VllmConfig
 from libra.engine.vllm.device import arguments, block_tokens
@@ -43,9 +45,6 @@ class VllmShape:
 
 def engine_args(shape: VllmShape, directory: str, device: torch.device) -> Any:
     """`directory` holds a transformers configuration; weights come later, from our publication."""
-    from vllm import EngineArgs
-    from vllm.config import WeightTransferConfig
-
     return EngineArgs(
         model=directory,
         skip_tokenizer_init=True,
