@@ -112,6 +112,8 @@ class EngineOnStage:
     def __init__(self, stage: "Stage", members: list[Member]) -> None:
         self.stage, self.members = stage, members
         self.stats: m.EngineStats | None = None
+        self.reports = 0
+        self.version = -1
         self.done: dict[int, m.TurnDone] = {}
         """By trajectory."""
 
@@ -138,6 +140,24 @@ class EngineOnStage:
         answers = self.ask(lambda cmd, _: m.Install(cmd, version, self.stage.sources))
         assert all(isinstance(a, m.Installed) for a in answers), answers
         assert {a.version for a in answers} == {version}
+        self.version = version
+
+    def install_next(self, seed: int) -> int:
+        """Publishes the weights of this seed as the next version and installs them."""
+        version = self.stage.publish_next(network(seed))
+        self.install(version)
+        return version
+
+    def settled_stats(self) -> m.EngineStats:
+        """A report that was made after now."""
+        seen = self.reports
+        self.stage.until("two reports", lambda: self.reports >= seen + 2, self)
+        assert self.stats is not None
+        return self.stats
+
+    def until_gone(self) -> None:
+        with self.stage.changed:
+            assert self.stage.changed.wait_for(lambda: all(x.gone for x in self.members), ANSWER_S)
 
     def turns(self, *turns: m.Turn) -> list[m.TurnDone]:
         """Gives these and waits for all of them."""
@@ -150,7 +170,11 @@ class EngineOnStage:
         return [self.done.pop(t) for t in trajs]
 
     def until_generating(self) -> None:
-        self.stage.until("a running turn", lambda: self.stats is not None and self.stats.running > 0, self)
+        """Until a report tells of running turns."""
+        seen = self.reports
+        self.stage.until(
+            "a running turn", lambda: self.reports > seen and self.stats is not None and self.stats.running > 0, self
+        )
 
     def end(self) -> None:
         """As a supervisor ends roles."""
@@ -176,6 +200,7 @@ class Stage:
         self.members: list[Member] = []
         self._engine_of: dict[int, EngineOnStage] = {}
         self._cmd = self._groups = 0
+        self.newest = -1
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> "Stage":
@@ -202,6 +227,11 @@ class Stage:
         """What the trainer does after a step."""
         shards = [Shard(n, tuple(p.shape), 0, p.detach().reshape(-1)) for n, p in policy.named_parameters()]
         self._publisher.publish(version, shards)
+        self.newest = version
+
+    def publish_next(self, policy: Any) -> int:
+        self.publish(self.newest + 1, policy)
+        return self.newest
 
     def engine(self, tp: int = 1, config: Config | None = None) -> EngineOnStage:
         """Started, formed and warmed up; without weights."""
@@ -289,6 +319,7 @@ class Stage:
                         member.complaint = message.trace
                     case m.EngineStats():
                         engine.stats = message
+                        engine.reports += 1
                     case m.TurnsDone(turns=turns):
                         engine.done |= {t.traj: t for t in turns}
                     case _:
