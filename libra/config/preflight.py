@@ -36,7 +36,7 @@ def check(
     `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
     out what depends on this machine (disk, loopback, groups), `live=False` what a simulation may do and a live run may not.
     """
-    problems = [*_ranks(config, world_size, source), *_allocation(config), *_lag(config), *_names(config)]
+    problems = [*_ranks(config, world_size, source), *_allocation(config), *_some_engine(config), *_lag(config), *_names(config)]
     if live:
         problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
@@ -66,6 +66,11 @@ def _allocation(config: Config) -> Iterator[str]:
             f"allocation.gradient: got {gradient}, expected a multiple of allocation.replica = {replica}: "
             f"{gradient - gradient % replica} or {gradient - gradient % replica + replica}"
         )
+
+
+def _some_engine(config: Config) -> Iterator[str]:
+    if not any(bucket.engines for bucket in config.bucket):
+        yield "bucket.0.engines: got 0 in every bucket, expected 1 or more in one of them: nobody would generate"
 
 
 def _lag(config: Config) -> Iterator[str]:

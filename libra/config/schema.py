@@ -87,7 +87,8 @@ class BucketConfig(_Table, frozen=True):
     """torch: a compact decoder on one device. vllm: any TP degree that divides the heads, see `[vllm]` and docs/engines.md.
     emulated: no device at all, it sleeps as long as the cost model says."""
     tp: PosInt = 1
-    engines: PosInt = 1
+    engines: NatInt = 1
+    """When the run begins; ranks may move later. 0: a shape that no engine has at first."""
     max_batch: PosInt = 128
     """Turns that decode at the same time on one engine."""
     kv_tokens: NatInt = 65_536
