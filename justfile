@@ -21,7 +21,7 @@ test *ARGS: lint
 # The core's and other pure tests only: no torch, no processes
 test-fast *ARGS: setup
     @{{ bin }}/python -m pytest -m "not process and not long" \
-        --ignore tests/engine --ignore tests/train --ignore tests/weights --ignore tests/vllm {{ ARGS }}
+        --ignore tests/engine --ignore tests/train --ignore tests/weights --ignore tests/vllm_engine {{ ARGS }}
 
 # The tests that take minutes
 test-long *ARGS: setup

@@ -36,14 +36,25 @@ def check(
     `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
     out what depends on this machine (disk, loopback, groups), `live=False` what a simulation may do and a live run may not.
     """
-    problems = [*_ranks(config, world_size, source), *_allocation(config), *_some_engine(config), *_lag(config), *_names(config)]
+    problems = [
+        *_ranks(config, world_size, source),
+        *_allocation(config),
+        *_some_engine(config),
+        *_lag(config),
+        *_names(config),
+    ]
     if live:
         problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
         problems += [*_engines(config), *_shapes(config), *_env(config)]
     problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_deadlines(config)]
     if machine:
-        problems += [*_disk(Path(config.run.directory)), *_loopback(), *_installed(config), *_group(config.control.group)]
+        problems += [
+            *_disk(Path(config.run.directory)),
+            *_loopback(),
+            *_installed(config),
+            *_group(config.control.group),
+        ]
     if problems:
         raise PreflightError(problems)
 

@@ -23,5 +23,5 @@ def uniforms(keys: Iterable[tuple[Key, int]]) -> np.ndarray:
 
 
 def seed_of(key: Key, position: int) -> int:
-    """For an engine that draws a whole stretch of tokens from one generator: its seed, where the stretch begins at `position`."""
+    """For an engine that draws a stretch of tokens, from `position` on, with a generator of its own: the seed."""
     return int.from_bytes(blake2b(_pack(*key, position), digest_size=8).digest(), "little") >> 1

@@ -28,7 +28,7 @@ def preload(what: str) -> None:
     if what in ("vllm", "torch"):
         import libra.rank.engine_role
         import libra.rank.gradient_role
-        import libra.rank.trainer_role  # noqa: F401
+        import libra.rank.trainer_role
         from libra.config.schema import ModelConfig
         from libra.train.model import preload as preload_decoders
 

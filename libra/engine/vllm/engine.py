@@ -128,7 +128,9 @@ class VllmEngine:
         """
         got, expected = [len(part) for part in parts], [r.stop - r.start for r in self.ranges]
         if got != expected:
-            raise WeightsError(f"got {len(got)} parts of {sum(got)} elements, expected {len(expected)} of {sum(expected)}")
+            raise WeightsError(
+                f"got {len(got)} parts of {sum(got)} elements, expected {len(expected)} of {sum(expected)}"
+            )
         loading.install(self._engine, loading.whole(self._shapes, self.ranges, parts))
         self.version = version
         for live in self._turns.values():
@@ -184,9 +186,7 @@ class VllmEngine:
         )
         prompt = tokens_input(context, cache_salt=str(self.version))
         live.request = str(self._handed_in)
-        self._engine.add_request(
-            live.request, prompt, params, arrival_time=float(live.ordinal), priority=turn.priority
-        )
+        self._engine.add_request(live.request, prompt, params, arrival_time=float(live.ordinal), priority=turn.priority)
         self._requests[live.request] = live
 
     def cut(self, traj: int) -> None:

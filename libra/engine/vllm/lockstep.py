@@ -82,8 +82,8 @@ class Lockstep:
         tick = self._decoder.decode(data)
         if tick.digest != self._digest:
             raise RoleError(
-                f"rank {self.index} of this engine has sampled other tokens than its leader (digest {self._digest:08x}, expected"
-                f" {tick.digest:08x}): its ranks differ in weights, arithmetic or order of requests"
+                f"rank {self.index} of this engine has sampled other tokens than its leader (digest {self._digest:08x},"
+                f" expected {tick.digest:08x}): its ranks differ in weights, arithmetic or order of requests"
             )
         return tick
 

@@ -11,7 +11,7 @@ from libra.wire import messages as m
 
 
 def test_after_an_update_the_engine_samples_from_the_new_weights(engine: EngineOnStage) -> None:
-    """Embeddings are tied here: without the mend in `libra.engine.vllm.device` the head would stay that of the first weights."""
+    """Embeddings are tied here: without the mend in `libra.engine.vllm.device` the head would stay that of other weights."""
     for seed in (0, 1, 2):
         version = engine.install_next(seed)
         given = [turn(i, new=12) for i in range(8)]

@@ -88,7 +88,9 @@ def gap(policy: Any, given: m.Turn, done: m.TurnDone) -> float:
         logits = policy(torch.tensor([given.tokens + done.tokens])).logits[0].float()
     expected = torch.log_softmax(logits, -1)
     at = len(given.tokens) - 1
-    return max(abs(expected[at + i, t].item() - p) for i, (t, p) in enumerate(zip(done.tokens, done.logprobs, strict=True)))
+    return max(
+        abs(expected[at + i, t].item() - p) for i, (t, p) in enumerate(zip(done.tokens, done.logprobs, strict=True))
+    )
 
 
 @dataclass(eq=False)
