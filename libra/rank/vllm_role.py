@@ -32,7 +32,7 @@ from libra.env.registry import vocabulary
 from libra.errors import PeerError, RoleError
 from libra.rank.group import join_group
 from libra.rank.installer import Installer, Pulled
-from libra.rank.link import RoleLink
+from libra.rank.link import IDLE_S, RoleLink
 from libra.train import model as policy
 from libra.weights.puller import Puller
 from libra.wire import messages as m
@@ -40,17 +40,16 @@ from libra.wire import messages as m
 STATS_S = 1.0
 ALONE_S = 5.0
 """A rank that lost the others ends by itself after this, if nobody ends it before."""
+PENDING_S = 0.01
+"""The leader of an idle engine asks so often whether the others have their weights."""
 NOTHING, FAILED = -2, -1
 """Votes beside a version: no weights yet; they could not be pulled."""
 Parts = list[torch.Tensor]
 
 
 def preload() -> None:
-    """Import what making an engine imports late, so that a spare child has done so."""
-    import vllm
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    assert vllm and LLMEngine
+    """Import what making an engine would import, so that a spare child has done so."""
+    vendor.late_imports()
 
 
 def shape_of(config: Config, bucket_index: int) -> VllmShape:
@@ -120,7 +119,8 @@ class VllmRole:
         lockstep = self._lockstep
         follows = lockstep is not None and not lockstep.leads
         wait = not follows and not (lockstep is not None and self.engine.busy)
-        while (order := self.link.next_order(wait=wait and not self._turns)) is not None:
+        longest_s = PENDING_S if self._pulled is not None else IDLE_S
+        while (order := self.link.next_order(wait, longest_s)) is not None:
             if isinstance(order, m.Stop):
                 return False
             self._take(order)

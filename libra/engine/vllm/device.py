@@ -1,5 +1,6 @@
 """All that depends on whose device it is; nothing else names one.
 
+    late_imports()       what a spare child imports beside the engine
     prepare()            before vLLM is imported: the environment that it reads then
     arguments(device)    what `EngineArgs` needs for this kind of device
     mend(model, device)  after weights were loaded in place
@@ -7,6 +8,7 @@
 CPU is what runs here. CUDA and Ascend take vLLM's own defaults; they have not been run.
 """
 
+import importlib
 import os
 from typing import Any
 
@@ -24,11 +26,19 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 
+LATE = ("vllm.model_executor.models.registry", "vllm.v1.worker.gpu_worker")
+
 
 def prepare() -> None:
     """Call it before anything imports vLLM. What the user has set stays."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def late_imports() -> None:
+    """What vLLM imports only when an engine is made. Touches no device."""
+    for name in LATE:
+        importlib.import_module(name)
 
 
 def block_tokens(device: torch.device) -> int:
