@@ -43,16 +43,13 @@ def test_noise_depends_on_the_turn_alone(engine: EngineOnStage) -> None:
 
 
 def test_a_cut_turn_keeps_what_it_has_and_goes_on_from_there(engine: EngineOnStage) -> None:
-    given = [turn(i, context=5, new=100) for i in range(24)]
-    for each in given:
-        engine.send(each)
-    engine.until_generating()
+    given = engine.busy()
     for each in given:
         engine.send(m.Cut(each.traj))
     engine.send(m.Cut(99_999))  # one that is not here is no error
     done = engine.wait_for(*(g.traj for g in given))
     cut = [(g, d) for g, d in zip(given, done, strict=True) if d.finish == "cut" and d.tokens]
-    rest = [m.Turn(0, g.traj, g.tokens + d.tokens, 20, g.noise) for g, d in cut]
+    rest = [m.Turn(0, g.traj, g.tokens + d.tokens, 10, g.noise) for g, d in cut]
     assert rest, "all turns were over before they could be cut"
     resumed = engine.turns(*rest)
     policy = network(0)

@@ -22,15 +22,13 @@ def test_after_an_update_the_engine_samples_from_the_new_weights(engine: EngineO
 
 
 def test_running_turns_go_on_and_their_tokens_tell_which_weights_sampled_them(engine: EngineOnStage) -> None:
-    """32 turns run, as many wait; those that had sampled nothing begin anew, wholly with the new weights."""
+    """Some run, others wait; those that had sampled nothing begin anew, wholly with the new weights."""
     before = engine.install_next(3)
-    given = [turn(i, context=5, new=100) for i in range(64)]
-    for each in given:
-        engine.send(each)
-    engine.until_generating()
-    after = engine.install_next(4)
+    after = engine.stage.publish_next(network(4))
+    given = engine.busy()
+    engine.install(after)
     done = engine.wait_for(*(g.traj for g in given))
-    assert all(len(d.tokens) == 100 or d.finish == "stop" for d in done)
+    assert all(len(d.tokens) == 90 or d.finish == "stop" for d in done)
     assert all(d.versions == sorted(d.versions) and set(d.versions) <= {before, after} for d in done)
     policies = {before: network(3), after: network(4)}
     whole = [(g, d) for g, d in zip(given, done, strict=True) if len(set(d.versions)) == 1]
@@ -98,11 +96,9 @@ def test_recompute_leaves_no_key_of_the_old_weights(stage: Stage) -> None:
     engine = stage.engine(1, config_of(vllm=VllmConfig(kv_on_update="recompute")))
     try:
         engine.install_next(3)
-        given = [turn(i, context=5, new=100) for i in range(32)]
-        for each in given:
-            engine.send(each)
-        engine.until_generating()
-        after = engine.install_next(4)
+        after = stage.publish_next(network(4))
+        given = engine.busy()
+        engine.install(after)
         done = engine.wait_for(*(g.traj for g in given))
         policy = network(4)
         mixed = [(g, d) for g, d in zip(given, done, strict=True) if len(set(d.versions)) == 2]

@@ -12,7 +12,6 @@ import contextlib
 import multiprocessing
 import os
 import shutil
-import signal
 import socket
 import tempfile
 import threading
@@ -36,6 +35,8 @@ from libra.wire import messages as m
 from libra.wire.frames import BlockingReader, Codec, pack
 
 ANSWER_S = 110.0
+OUTSTANDING = 96
+"""Turns that keep an engine busy: three times as many as run at a time."""
 TOKEN, INCARNATION = "token", f"vllm-stage-{os.getpid()}"
 MODEL = ModelConfig(hidden=128, heads=4, kv_heads=4, layers=2, ffn=192)
 VOCABULARY = vocabulary(CalculatorConfig()).size
@@ -104,9 +105,6 @@ class Member:
     answers: dict[int, Any] = field(default_factory=dict)
     """By command."""
 
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
 
 class EngineOnStage:
     """The ranks of one engine, its first the leader."""
@@ -114,7 +112,7 @@ class EngineOnStage:
     def __init__(self, stage: "Stage", members: list[Member]) -> None:
         self.stage, self.members = stage, members
         self.stats: m.EngineStats | None = None
-        self.reports = 0
+        self.reports = self.running_reports = 0
         self.version = -1
         self.done: dict[int, m.TurnDone] = {}
         """By trajectory."""
@@ -171,12 +169,21 @@ class EngineOnStage:
         self.stage.until(f"turns of {trajs}", lambda: all(t in self.done for t in trajs), self)
         return [self.done.pop(t) for t in trajs]
 
-    def until_generating(self) -> None:
-        """Until a report tells of running turns."""
-        seen = self.reports
-        self.stage.until(
-            "a running turn", lambda: self.reports > seen and self.stats is not None and self.stats.running > 0, self
-        )
+    def busy(self, trajs: range = range(100_000)) -> list[m.Turn]:
+        """Gives turns, ever more where it must, until a report tells of running ones: then some run, and many wait."""
+        given: list[m.Turn] = []
+        seen = self.running_reports
+
+        def left() -> int:
+            return len(given) - sum(t.traj in self.done for t in given)
+
+        while True:
+            for traj in trajs[len(given) : len(given) + OUTSTANDING - left()]:
+                given.append(turn(traj, context=5, new=90))
+                self.send(given[-1])
+            self.stage.until("a report", lambda: self.running_reports > seen or left() < OUTSTANDING // 2, self)
+            if self.running_reports > seen:
+                return given
 
     def end(self) -> None:
         """As a supervisor ends roles."""
@@ -322,12 +329,10 @@ class Stage:
                     case m.EngineStats():
                         engine.stats = message
                         engine.reports += 1
+                        engine.running_reports += message.running > 0
                     case m.TurnsDone(turns=turns):
                         engine.done |= {t.traj: t for t in turns}
                     case _:
                         assert message.cmd not in member.answers, "answered twice"
                         member.answers[message.cmd] = message
                 self.changed.notify_all()
-
-
-KILL, STOP = signal.SIGKILL, signal.SIGSTOP
