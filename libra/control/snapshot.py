@@ -119,11 +119,13 @@ class EngineRow(_Part, frozen=True, gc=False):
     residual_tokens: int
     """That its running trajectories are predicted to need in all; 0 from policies that do not predict."""
     sampled_tokens: int
-    """Counter."""
+    """Counter, as are the next three."""
+    prefilled_tokens: int = 0
+    """Context tokens that were computed."""
+    reused_tokens: int = 0
+    """Context tokens found in the prefix cache."""
     preemptions: int = 0
-    """Counter: turns that the engine itself threw out and computed again."""
-    prefix_hits: float | None = None
-    """Share of prompt tokens that its prefix cache held."""
+    """Running turns that had to give their room away and were computed again."""
 
 
 class ReplicaRow(_Part, frozen=True, gc=False):

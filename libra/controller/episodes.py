@@ -162,7 +162,8 @@ class Episodes:
 
     def turn(self, command: c.Generate) -> m.Turn:
         episode = self.all[command.traj]
-        return m.Turn(command.seq, episode.id, episode.tokens, command.max_new_tokens, episode.noise)
+        priority = episode.id  # the older trajectory, which belongs to the earlier batch, first
+        return m.Turn(command.seq, episode.id, episode.tokens, command.max_new_tokens, episode.noise, priority)
 
     def took(self, turn: m.TurnDone | m.EmulatedTurnDone, engine: int) -> e.TurnGenerated | None:
         """Keep what an engine sampled; None where nobody waits for it: discarded, or placed anew after its engine was lost."""

@@ -84,8 +84,8 @@ class Link:
 
 def welcome(config: Config) -> m.Welcome:
     """What every supervisor of this run is told first."""
-    torch = any(bucket.engine == "torch" for bucket in config.bucket)
-    preload = "torch" if torch else "nothing"
+    engines = {bucket.engine for bucket in config.bucket}
+    preload: m.Preload = "vllm" if "vllm" in engines else "torch" if "torch" in engines else "nothing"
     return m.Welcome(config.deadline.heartbeat_s, config.deadline.lease_s, preload, config.trainer.threads)
 
 

@@ -81,6 +81,11 @@ class Screen:
         """What the engine last said of itself."""
         return self._looks.stats.get(engine)
 
+    def _prefix_hits(self, engine: int) -> float:
+        said = self.stats(engine)
+        asked = said.reused_tokens + said.prefilled_tokens if said else 0
+        return round(said.reused_tokens / asked, 4) if said and asked else 0.0
+
     def warm_progress(self, progress: m.WarmProgress) -> None:
         self.view.progress = progress.step / max(1, progress.steps)
         self.view.label = f"step {progress.step}/{progress.steps}, loss {progress.loss:.3f}"
@@ -110,6 +115,8 @@ class Screen:
             engine_running=tuple(row.running for row in view.engines),
             engine_waiting=tuple(row.waiting for row in view.engines),
             engine_kv=tuple(round(row.kv, 4) for row in view.engines),
+            engine_prefix_hits=tuple(self._prefix_hits(id) for id in core.fleet.engines),
+            engine_preemptions=tuple(s.preemptions if (s := self.stats(id)) else 0 for id in core.fleet.engines),
             turns_by_bucket=dict(self.tally.paths.turns_by_bucket),
             epoch=view.epoch,
             ranks_by_role=dict(Counter(view.roles)),

@@ -178,6 +178,9 @@ class Looker:
             load.outstanding_tokens,
             load.residual_tokens,
             self._follower.engine_tokens.get(load.id, 0),
+            said.prefilled_tokens if said else 0,
+            said.reused_tokens if said else 0,
+            said.preemptions if said else 0,
         )
 
     def _buckets(self, now: float) -> tuple[BucketRow, ...]:

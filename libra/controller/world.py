@@ -10,10 +10,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 import anyio.abc
 from msgspec import structs
 
-from libra.config.schema import Config
+from libra.config.schema import BucketConfig, Config
 from libra.controller.clock import Clock
 from libra.controller.episodes import Episodes, Transcripts
 from libra.controller.workload_episodes import WorkloadEpisodes
+from libra.core.cost import EngineCost
 from libra.core.events import AnyEvent
 from libra.env.registry import environment
 from libra.sim.plan import plan
@@ -21,9 +22,22 @@ from libra.sim.plan import plan
 Post = Callable[[AnyEvent], None]
 
 
+def with_room(config: Config) -> Config:
+    """`kv_tokens = 0` of real engines becomes what the cost model finds beside the weights (the preflight wants one then)."""
+    cost = config.cost
+    if cost is None:
+        return config
+
+    def complete(bucket: BucketConfig) -> BucketConfig:
+        room = bucket.kv_tokens or EngineCost(cost.hardware, cost.model, bucket.tp).capacity_tokens
+        return structs.replace(bucket, kv_tokens=room)
+
+    return structs.replace(config, bucket=tuple(complete(b) for b in config.bucket))
+
+
 class RealWorld:
     def __init__(self, config: Config) -> None:
-        self.config = self.core_config = config
+        self.config = self.core_config = with_room(config)
         self._environment = environment(config.live_env, config.model)
 
     def running(self) -> AbstractAsyncContextManager[None]:

@@ -188,6 +188,10 @@ class Fleet:
         """The core, an engine or a replica; None for one that is gone."""
         return self.core if id == CORE else self.engines.get(id) or self.replicas.get(id)
 
+    def forms_group(self, unit: Unit) -> bool:
+        """vLLM wants a group of one rank as well: its engine is made while the group is formed, under that deadline."""
+        return unit.role != "rollout" or len(unit.ranks) > 1 or self.buckets[unit.bucket].engine == "vllm"
+
     def bucket_of(self, engine: int) -> int:
         """The bucket of an engine that is, or was."""
         return self._bucket_of[engine]

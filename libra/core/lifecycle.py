@@ -1,7 +1,7 @@
 """Ranks come and go; units are brought up, taken down, and brought up again.
 
     RankJoined ... all ranks of a unit here ─> StartRole each ─> RoleReady each ─> FormGroup ─> GroupFormed each ─> fetching
-        ^                                                              (engines of one rank need no group)      (publication)
+        ^                                                              (torch engines of one rank need none)      (publication)
         └── restarts left <── all of its roles ended <── StopRole each <── RoleExited, RoleStalled, RankLost, a deadline
 
 The core's group, once formed, makes the warm start. A core rank that ends before the run does ends the run: its group cannot
@@ -137,7 +137,7 @@ class Lifecycle:
                 self._form(unit)
 
     def _form(self, unit: Unit) -> None:
-        if unit.role == "rollout" and len(unit.ranks) == 1:
+        if not self.fleet.forms_group(unit):
             self._formed(unit)
             return
         unit.state = "forming"

@@ -20,3 +20,8 @@ def uniforms(keys: Iterable[tuple[Key, int]]) -> np.ndarray:
     """u in [0, 1) for each (key, position): float64, (hash >> 11) * 2**-53, so every value is exact."""
     digests = b"".join([blake2b(_pack(*key, position), digest_size=8).digest() for key, position in keys])
     return (np.frombuffer(digests, dtype="<u8") >> np.uint64(11)) * 2.0**-53
+
+
+def seed_of(key: Key, position: int) -> int:
+    """For an engine that draws a stretch of tokens, from `position` on, with a generator of its own: the seed."""
+    return int.from_bytes(blake2b(_pack(*key, position), digest_size=8).digest(), "little") >> 1

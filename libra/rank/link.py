@@ -57,11 +57,11 @@ class RoleLink:
         with self._lock:
             self._sock.sendall(pack(message))
 
-    def next_order(self, wait: bool) -> object | None:
-        """The next order or internal note; None when there is none (after `IDLE_S` where `wait`)."""
+    def next_order(self, wait: bool, longest_s: float = IDLE_S) -> object | None:
+        """The next order or internal note; None when there is none (after `longest_s` where `wait`)."""
         self.progress += 1
         try:
-            return self.orders.get(timeout=IDLE_S) if wait else self.orders.get_nowait()
+            return self.orders.get(timeout=longest_s) if wait else self.orders.get_nowait()
         except queue.Empty:
             return None
 

@@ -20,11 +20,15 @@ AUTOGROUP_S = 2.0
 
 
 def preload(what: str) -> None:
-    """Import what the roles of this kind need ("torch" or "nothing")."""
-    if what == "torch":
+    """Import what the roles of this kind need ("vllm", which includes "torch", or "nothing")."""
+    if what == "vllm":
+        import libra.rank.vllm_role
+
+        libra.rank.vllm_role.preload()
+    if what in ("vllm", "torch"):
         import libra.rank.engine_role
         import libra.rank.gradient_role
-        import libra.rank.trainer_role  # noqa: F401
+        import libra.rank.trainer_role
         from libra.config.schema import ModelConfig
         from libra.train.model import preload as preload_decoders
 

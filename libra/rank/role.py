@@ -38,7 +38,7 @@ def main() -> NoReturn:
     link: RoleLink | None = None
     try:
         config = msgspec.json.decode(order.spec.config, type=Config)
-        role = _role(order.spec)
+        role = _role(order.spec, config)
         link = RoleLink(order.spec, config, pipe)
         role(link).run()
     except Exception as e:
@@ -49,7 +49,7 @@ def main() -> NoReturn:
     leave(0, "done")
 
 
-def _role(spec: m.RoleSpec):
+def _role(spec: m.RoleSpec, config: Config):
     """The class of the role: imported before the link, for a role that has said hello is watched for progress."""
     if spec.emulated:
         from libra.rank.emulated import role_class
@@ -59,9 +59,17 @@ def _role(spec: m.RoleSpec):
         case "trainer":
             from libra.rank.trainer_role import TrainerRole as Role
         case "rollout":
-            from libra.rank.engine_role import EngineRole as Role
+            Role = _engine_class(config.bucket[spec.bucket].engine)
         case "gradient":
             from libra.rank.gradient_role import GradientRole as Role
+    return Role
+
+
+def _engine_class(engine: str):
+    if engine == "vllm":
+        from libra.rank.vllm_role import VllmRole as Role
+    else:
+        from libra.rank.engine_role import EngineRole as Role
     return Role
 
 

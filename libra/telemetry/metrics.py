@@ -38,6 +38,10 @@ class Gauges(Struct, frozen=True, kw_only=True):
     engine_running: tuple[int, ...] = ()
     engine_waiting: tuple[int, ...] = ()
     engine_kv: tuple[float, ...] = ()
+    engine_prefix_hits: tuple[float, ...] = ()
+    """Share of context tokens found in the prefix cache, since the engine started."""
+    engine_preemptions: tuple[int, ...] = ()
+    """Since the engine started."""
     turns_by_bucket: dict[str, int] = {}
     """Since the run began, as are `bucket_moves`."""
     bucket_moves: int = 0

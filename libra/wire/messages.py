@@ -13,6 +13,7 @@ from libra.wire.base import Message
 from libra.wire.saving import FilePart, Load, Loaded, Save, Saved, SaveFailed
 
 PROTOCOL = 1
+Preload = Literal["vllm", "torch", "nothing"]
 
 
 __all__ = ["FilePart", "Load", "Loaded", "Message", "Save", "SaveFailed", "Saved"]
@@ -57,13 +58,13 @@ class Welcome(Message, frozen=True, tag=True):
     """The answer to a supervisor's hello, and the acknowledgement of the time at which it was sent.
 
     `lease_s`: a role without an acknowledged heartbeat for so long must end by itself (the core's roles have no lease).
-    `preload`: what a spare child imports before it knows what it will be ("torch" or nothing).
+    `preload`: what a spare child imports before it knows what it will be; "vllm" includes "torch".
     `threads`: OMP_NUM_THREADS of every child.
     """
 
     heartbeat_s: float
     lease_s: float = 5.0
-    preload: Literal["torch", "nothing"] = "nothing"
+    preload: Preload = "nothing"
     threads: int = 1
 
 
@@ -179,13 +180,17 @@ class Install(Message, frozen=True, tag=True):
 
 
 class Turn(Message, frozen=True, tag=True):
-    """Sample a turn: at most `max_new_tokens` after `tokens`. `noise` = (run seed, prompt ordinal, sample, attempt)."""
+    """Sample a turn: at most `max_new_tokens` after `tokens`. `noise` = (run seed, prompt ordinal, sample, attempt).
+
+    `priority`: where turns wait inside an engine, or one has to give way, the smaller one goes first.
+    """
 
     cmd: int
     traj: int
     tokens: list[int]
     max_new_tokens: int
     noise: tuple[int, int, int, int]
+    priority: int = 0
 
 
 class EmulatedTurn(Message, frozen=True, tag=True):
@@ -397,6 +402,9 @@ class EngineStats(Message, frozen=True, tag=True):
     sampled_tokens: int
     prefilled_tokens: int
     reused_tokens: int
+    """Context tokens found in the prefix cache."""
+    preemptions: int = 0
+    """Running turns that had to give their room away and were computed again."""
 
 
 class RoundRefused(Message, frozen=True, tag=True):

@@ -54,6 +54,9 @@ def test_each_mode_has_its_lags(tmp_path, mode, lag, allowed):
         (["--model.kv_heads=3"], "model.kv_heads: got 3, expected a divisor of model.heads = 4: one of 1, 2, 4"),
         (["--model.max_positions=64"], "model.max_positions: got 64, expected at least env.trajectory_tokens = 110"),
         (["--bucket.0.kv_tokens=100"], "bucket.0.kv_tokens: got 100, expected at least env.trajectory_tokens = 110"),
+        (["--bucket.0.engines=0"], "bucket.0.engines: got 0 in every bucket, expected 1 or more"),
+        (["--bucket.0.engine=vllm"], "heads of width 24 (model.hidden / model.heads), which it has no attention for"),
+        (["--bucket.0.engine=vllm", "--bucket.0.kv_tokens=0"], "bucket.0.kv_tokens: got 0, expected 1 or more"),
         (["--allocation.trainer=200"], "allocation.trainer: got 200, expected at most 160"),
         (["--warm_start.demonstrations=8"], "warm_start.batch: got 32, expected at most"),
         (["--env.turn_tokens=110"], "env.turn_tokens: got 110, expected less than"),
@@ -73,6 +76,19 @@ def test_legal_tp_degrees_are_named(tmp_path):
     assert any("model.heads = 4 and model.kv_heads = 2: one of 1, 2" in p for p in problems_of(
         tmp_path, "--bucket.0.tp=3", "--model.kv_heads=2"
     ))  # fmt: skip
+
+
+def test_smollm2_takes_three_ranks_and_not_two(tmp_path):
+    shape = ["--model.hidden=576", "--model.heads=9", "--model.kv_heads=3", "--bucket.0.engine=vllm"]
+    assert any("one of 1, 3" in p for p in problems_of(tmp_path, *shape, "--bucket.0.tp=2"))
+    assert not any("tp" in p for p in problems_of(tmp_path, *shape, "--bucket.0.tp=3"))
+
+
+def test_a_missing_vllm_gives_one_line_that_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    (problem,) = problems_of(tmp_path, "--model.hidden=128", "--bucket.0.engine=vllm")
+    assert "just setup-vllm" in problem
+    assert "libra-rl[vllm]" in problem
 
 
 def test_two_buckets_of_one_name_are_refused(tmp_path):
