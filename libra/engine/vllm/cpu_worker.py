@@ -3,7 +3,7 @@
 With the external launcher vLLM names that memory after `env://`, which all engines of a machine have in common: two engines
 of the same TP degree would add up each other's activations. Loaded by vLLM, by its name in `EngineArgs.worker_cls`.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import os
 from typing import Any

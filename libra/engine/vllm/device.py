@@ -7,6 +7,7 @@
 
 CPU is what runs here. CUDA and Ascend take vLLM's own defaults; they have not been run.
 """
+# pyright: reportMissingImports=false
 
 import importlib
 import os

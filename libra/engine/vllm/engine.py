@@ -13,7 +13,7 @@ the old salt, which nobody asks for again; vLLM evicts it when it needs the room
 A request's noise is a stream of its own. Its seed comes from (run seed, prompt, sample, attempt, position), the position
 being where in its context this stretch begins: trajectory, turn and segment, in other words.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import math
 from collections.abc import Iterable, Sequence

@@ -3,7 +3,7 @@
 vLLM calls `record` after each step. Its statistics classes are not stable between versions, which is why only this module
 reads them.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from typing import Any
 

@@ -9,7 +9,7 @@ wrong range would otherwise be silently wrong text.
 The back end is vLLM's documented extension point for it: `update_weights` is given nothing by its caller, for the tensors
 lie in this process (`hand_over`).
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,6 +7,7 @@ A group of its own, over the same store: control stays off vLLM's groups, and wo
 an engine schedules for itself; that is sound only while all of them sample the same tokens, so a tick carries a digest of
 what its teller has sampled so far, and a rank that sampled something else ends with the reason.
 """
+# pyright: reportAttributeAccessIssue=false
 
 import zlib
 from collections.abc import Iterable

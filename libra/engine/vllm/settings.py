@@ -2,7 +2,7 @@
 
 Called by `libra.engine.vllm.engine`; a `VllmShape` is made by the role from the run's configuration.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
 from typing import Any
