@@ -123,11 +123,65 @@ class Hold:
 
 
 @dataclasses.dataclass(frozen=True)
-class Release:
-    """End a hold."""
+class Pause:
+    """Let nothing move by itself until `libra resume`."""
 
     run: _LiveRun = None
     """A name under ./runs, or a path; without it the newest that is running."""
+    json: bool = False
+    """One JSON object, for programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """End a pause, or a hold."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    json: bool = False
+    """One JSON object, for programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drain:
+    """Take ranks out of work in good order: they are spare until they are ordered elsewhere."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    ranks: tuple[int, ...] = ()
+    """Whole engines and replicas of them, such as --ranks 7 8."""
+    epoch: Annotated[int | None, arg(metavar="E")] = None
+    """Only if the allocation is still this one."""
+    json: bool = False
+    """One JSON object, for programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Raise:
+    """Look at a trajectory's turns before all others."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    trajectory: Annotated[int | None, arg(metavar="N")] = None
+    """Its number, as `libra status --json` has it."""
+    group: bool = False
+    """All of its group."""
+    off: bool = False
+    """No longer."""
+    json: bool = False
+    """One JSON object, for programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cancel:
+    """End a trajectory as failed, or give up a move and go back."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    trajectory: Annotated[int | None, arg(metavar="N")] = None
+    """It is tried again, or its group is dropped, as after any failure."""
+    move: Annotated[int | None, arg(metavar="N")] = None
+    """A move that is under way."""
     json: bool = False
     """One JSON object, for programs."""
 
@@ -242,7 +296,11 @@ _Command = (
     | Annotated[Top, subcommand("top")]
     | Annotated[Allocate, subcommand("allocate")]
     | Annotated[Hold, subcommand("hold")]
-    | Annotated[Release, subcommand("release")]
+    | Annotated[Pause, subcommand("pause")]
+    | Annotated[Resume, subcommand("resume")]
+    | Annotated[Drain, subcommand("drain")]
+    | Annotated[Raise, subcommand("raise")]
+    | Annotated[Cancel, subcommand("cancel")]
     | Annotated[Undo, subcommand("undo")]
     | Annotated[Replay, subcommand("replay")]
     | Annotated[Simulate, subcommand("simulate")]
@@ -253,7 +311,8 @@ _WITH_OVERRIDES = ("run", "simulate", "compare")
 _STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
 
 
-Parsed = Run | List | Stop | Status | Watch | Allocate | Hold | Release | Undo | Replay | Simulate | Compare | Cost
+AnOrder = Allocate | Hold | Pause | Resume | Drain | Raise | Cancel | Undo
+Parsed = Run | List | Stop | Status | Watch | AnOrder | Replay | Simulate | Compare | Cost
 
 
 def parse(argv: Sequence[str]) -> Parsed:

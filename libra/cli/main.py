@@ -60,10 +60,6 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli.watch import watch
 
             return watch(command)
-        case arguments.Allocate() | arguments.Hold() | arguments.Release() | arguments.Undo():
-            from libra.cli.orders import order
-
-            return order(command)
         case arguments.Replay():
             from libra.cli.replay import replay
 
@@ -80,3 +76,7 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli import cost
 
             return cost.main(command.words or ("--help",))
+        case _:
+            from libra.cli.orders import order
+
+            return order(command)

@@ -1,4 +1,4 @@
-"""`libra allocate | hold | release | undo`: one order over the control socket, and its answer.
+"""`libra allocate | hold | pause | resume | drain | raise | cancel | undo`: one order over the control socket, and its answer.
 
 Exit code 0: accepted; 1: refused, and nothing has changed.
 """
@@ -11,13 +11,24 @@ from libra.cli import arguments
 from libra.cli.runs import find_or_newest
 from libra.cli.text import seconds_of
 from libra.control.client import Orders
-from libra.core.orders import Allocate, Hold, Order, Undo
+from libra.core.orders import (
+    Allocate,
+    CancelMove,
+    CancelTrajectory,
+    Hold,
+    MoveRanks,
+    Order,
+    Pause,
+    Raise,
+    Resume,
+    Undo,
+)
 from libra.errors import ConfigError
 
 
-def order(args: arguments.Allocate | arguments.Hold | arguments.Release | arguments.Undo) -> int:
+def order(args: arguments.AnOrder) -> int:
     wanted = _order(args)
-    epoch = args.epoch if isinstance(args, arguments.Allocate | arguments.Undo) else None
+    epoch = args.epoch if isinstance(args, arguments.Allocate | arguments.Drain | arguments.Undo) else None
     with Orders(find_or_newest(args.run)) as link:
         answer = link.give(wanted, epoch)
         run = link.welcome.run
@@ -30,7 +41,7 @@ def order(args: arguments.Allocate | arguments.Hold | arguments.Release | argume
     return 0 if answer.accepted else 1
 
 
-def _order(args: arguments.Allocate | arguments.Hold | arguments.Release | arguments.Undo) -> Order:
+def _order(args: arguments.AnOrder) -> Order:
     match args:
         case arguments.Allocate(rollout=rollout, gradient=gradient):
             if rollout is None and gradient is None:
@@ -43,7 +54,23 @@ def _order(args: arguments.Allocate | arguments.Hold | arguments.Release | argum
             if not seconds:
                 raise ConfigError("libra hold", [f"got --for {time}, expected a time such as 90, 60s, 5m or 2h"])
             return Hold(seconds)
-        case arguments.Release():
-            return Hold(0.0)
+        case arguments.Pause():
+            return Pause()
+        case arguments.Resume():
+            return Resume()
+        case arguments.Drain(ranks=ranks):
+            if not ranks:
+                raise ConfigError("libra drain", ["got no ranks, expected some, such as --ranks 7 8"])
+            return MoveRanks(ranks, "spare")
+        case arguments.Raise(trajectory=trajectory, group=group, off=off):
+            if trajectory is None:
+                raise ConfigError("libra raise", ["got no trajectory, expected --trajectory N"])
+            return Raise(trajectory, group, not off)
+        case arguments.Cancel(trajectory=trajectory, move=move):
+            if (trajectory is None) == (move is None):
+                raise ConfigError(
+                    "libra cancel", ["got none or both of --trajectory N and --move N, expected one of them"]
+                )
+            return CancelMove(move) if move is not None else CancelTrajectory(trajectory or 0)
         case arguments.Undo():
             return Undo()

@@ -1,4 +1,4 @@
-"""`libra status | watch | allocate | hold | release | undo` against real sockets; and every way in which a run is not there."""
+"""The commands that look at a run and order it, against real sockets; and every way in which a run is not there."""
 
 import json
 import os
@@ -20,7 +20,17 @@ from libra.config.rundir import own_pid, write_pid
 from libra.control import client
 from libra.control.messages import PROTOCOL
 from libra.control.pointer import FILE, Pointer, read_pointer, write_pointer
-from libra.core.orders import Allocate, Hold, Undo
+from libra.core.orders import (
+    Allocate,
+    CancelMove,
+    CancelTrajectory,
+    Hold,
+    MoveRanks,
+    Pause,
+    Raise,
+    Resume,
+    Undo,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -109,7 +119,13 @@ async def test_news_alone_come_without_snapshots(run_dir: Path) -> None:
         (["allocate", "--rollout", "1", "--gradient", "1", "--epoch", "3"], Allocate(1, 1), 3),
         (["allocate", "--gradient", "0"], Allocate(None, 0), None),
         (["hold", "--for", "2m"], Hold(120.0), None),
-        (["release"], Hold(0.0), None),
+        (["pause"], Pause(), None),
+        (["resume"], Resume(), None),
+        (["drain", "--ranks", "3", "4", "--epoch", "3"], MoveRanks((3, 4), "spare"), 3),
+        (["raise", "--trajectory", "17", "--group"], Raise(17, whole_group=True), None),
+        (["raise", "--trajectory", "17", "--off"], Raise(17, raised=False), None),
+        (["cancel", "--trajectory", "17"], CancelTrajectory(17), None),
+        (["cancel", "--move", "2"], CancelMove(2), None),
         (["undo"], Undo(), None),
     ],
 )
@@ -140,12 +156,16 @@ async def test_a_refused_order_says_why_and_fails(run_dir: Path, capsys: pytest.
         ["allocate", "--rollout", "-1"],
         ["hold", "--for", "soon"],
         ["hold", "--for", "0"],
+        ["drain"],
+        ["raise"],
+        ["cancel"],
+        ["cancel", "--move", "1", "--trajectory", "2"],
         ["watch", "--every", "often"],
         ["watch", "--topics", "gossip"],
     ],
 )
 def test_bad_words_are_bad_input(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "x"] if words == ["allocate"] else [words[0], "x", *words[1:]]) == 2
+    assert main([*words, "x"] if len(words) == 1 else [words[0], "x", *words[1:]]) == 2
     assert "got" in capsys.readouterr().err
 
 
