@@ -312,7 +312,7 @@ _STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
 
 
 AnOrder = Allocate | Hold | Pause | Resume | Drain | Raise | Cancel | Undo
-Parsed = Run | List | Stop | Status | Watch | AnOrder | Replay | Simulate | Compare | Cost
+Parsed = Run | List | Stop | Status | Watch | Top | AnOrder | Replay | Simulate | Compare | Cost
 
 
 def parse(argv: Sequence[str]) -> Parsed:
