@@ -48,6 +48,8 @@ def _dispatch(argv: list[str]) -> int:
             from libra.cli.listing import show_runs
 
             return show_runs(command)
+        case arguments.Top():
+            raise AssertionError("top is taken before it is parsed here")
         case arguments.Stop():
             from libra.cli.stop import stop
 

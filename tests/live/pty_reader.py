@@ -78,7 +78,7 @@ class OnTerminal:
     """A program on a pty. Every wait ends within `deadline_s`, and its failure shows the screen."""
 
     def __init__(
-        self, command: Sequence[str], cwd: Path, width: int = 80, height: int = 24, deadline_s: float = 60.0
+        self, command: Sequence[str], cwd: Path, width: int = 80, height: int = 24, deadline_s: float = 90.0
     ) -> None:
         self.screen = Screen(width, height)
         self.raw = b""

@@ -8,7 +8,7 @@ from launched import REPOSITORY, Launched
 from pty_reader import OnTerminal
 from test_live_control import libra
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(420)]
 EMULATED = REPOSITORY / "configs" / "emulated-8.toml"
 
 
@@ -17,7 +17,7 @@ def top(run_dir: Path, *options: str) -> OnTerminal:
 
 
 def test_a_rank_is_moved_and_moved_back_by_keys_alone_and_the_end_is_seen(tmp_path: Path) -> None:
-    with Launched(tmp_path, None, "--run.steps=400", "--elastic.rule=off", config=EMULATED, deadline_s=120) as run:
+    with Launched(tmp_path, None, "--run.steps=400", "--elastic.rule=off", config=EMULATED, deadline_s=240) as run:
         run.until("the pointer to the sockets", (run.run_dir / "control.json").exists)
         with top(run.run_dir, "--control") as t:
             t.until("live", "training", "throughput")
