@@ -12,15 +12,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from libra.checkpoint.directory import WEIGHTS, newest, path_of, steps, verify, whole
 from libra.cli.arguments import Export
 from libra.cli.runs import find
 from libra.config import Config, load, pretrained
 from libra.config.rundir import CONFIG_FILE
 from libra.env.registry import environment
-from libra.errors import PreflightError, RunGone
-
-WEIGHTS = "weights/model.safetensors"
-"""Of a checkpoint: parameters by transformers' names in float32, tied ones once."""
+from libra.errors import CheckpointError, PreflightError
 
 
 def export(args: Export) -> int:
@@ -41,12 +39,14 @@ def export(args: Export) -> int:
 
 
 def _chosen(run_dir: Path, step: int | None) -> Path:
-    """The checkpoint of `step`, or the newest. RunGone where there is none."""
-    there = {int(p.name[5:]): p for p in run_dir.glob("checkpoints/step-*") if (p / WEIGHTS).is_file()}
-    if not there or (step is not None and step not in there):
-        said = f"has checkpoints of the steps {sorted(there)}" if there else "has no checkpoint"
-        raise RunGone(f"{run_dir} {said}; expected one{'' if step is None else f' of step {step}'} to export")
-    return there[max(there) if step is None else step]
+    """The checkpoint of `step`, or the newest that is whole; every byte was compared. CheckpointError where there is none."""
+    if step is None:
+        return newest(run_dir)[0]
+    if step not in (there := steps(run_dir)):
+        raise CheckpointError(f"{run_dir} has checkpoints of the steps {there}; expected one of step {step} to export")
+    path = path_of(run_dir, step)
+    verify(path, whole(path))
+    return path
 
 
 def write(config: Config, source: Path, directory: Path) -> None:

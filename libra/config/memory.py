@@ -6,6 +6,7 @@ embedding, T tokens of a micro-batch, C bytes of the computed type; stored param
 | a core rank | bytes |
 |---|---|
 | parameters, gradients, two moments, two published versions | 4 P/n x (1 + 1 + 2 + 2) |
+| with checkpoints: parameters and moments, copied for the writer | 4 P/n x 3 |
 | gathered for computing: the root group and two groups of layers | C x (embedding + 2 groups) |
 | one group's gradient, whole, before it is cut | 4 x the larger of both |
 | activations of T tokens in every layer | C x T x L x (14 h + 4 k + 4 f) |
@@ -55,7 +56,7 @@ def trainer_bytes(config: Config, words: int = 128) -> int:
     embedding = rows * model.hidden * (1 if model.tied_embeddings else 2)
     layer = (total - embedding) // model.layers
     group = min(total, max(layer, GROUP_BYTES // 4))
-    state = 4 * total * 6 // ranks
+    state = 4 * total * (6 + 3 * (config.checkpoint.every > 0)) // ranks
     gathered = computed * (embedding + 2 * group) + 4 * max(embedding, group)
     tokens = max(trainer.micro_batch_tokens, 1)
     kv = model.kv_heads * (model.hidden // model.heads)

@@ -7,14 +7,15 @@ import torch
 from safetensors.torch import save_file
 from small_chat import END, chat_model
 
+from libra.checkpoint.directory import WEIGHTS, Manifest, begin, commit
 from libra.cli.arguments import Export
-from libra.cli.export import WEIGHTS, export
+from libra.cli.export import export
 from libra.config import Config, dump
 from libra.config.rundir import CONFIG_FILE
 from libra.config.schema import ModelConfig
 from libra.config.worlds import CalculatorConfig
 from libra.env.registry import vocabulary
-from libra.errors import PreflightError, RunGone
+from libra.errors import CheckpointError, PreflightError
 from libra.train.model import build
 
 
@@ -24,9 +25,10 @@ def run_of(tmp_path: Path, config: Config, *steps: int) -> Path:
     words = vocabulary(config.live_env, config.model)
     network = build(config.model, words.size, seed=0)
     for step in steps:
-        file = run_dir / "checkpoints" / f"step-{step:06d}" / WEIGHTS
-        file.parent.mkdir(parents=True)
-        save_file({n: p.detach() * step for n, p in network.named_parameters()}, file)
+        partial = begin(run_dir, step)
+        save_file({n: p.detach() * step for n, p in network.named_parameters()}, partial / WEIGHTS)
+        sizes = {WEIGHTS: (partial / WEIGHTS).stat().st_size}
+        commit(partial, Manifest(code="", run="run", incarnation="", step=step, version=step, files=sizes, parts=()))
     run_dir.mkdir(exist_ok=True)
     (run_dir / CONFIG_FILE).write_text(dump(config))
     (run_dir / "pid").write_text("")
@@ -74,6 +76,6 @@ def test_nothing_is_overwritten_and_a_missing_checkpoint_is_named(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(PreflightError, match="is there already"):
         export(Export(str(run_dir), str(tmp_path / "out")))
-    with pytest.raises(RunGone, match=r"has checkpoints of the steps \[4\]; expected one of step 5"):
+    with pytest.raises(CheckpointError, match=r"has checkpoints of the steps \[4\]; expected one of step 5"):
         export(Export(str(run_dir), str(tmp_path / "other"), step=5))
     assert not (tmp_path / "other").exists()
