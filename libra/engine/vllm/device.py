@@ -27,7 +27,12 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 
-LATE = ("vllm.model_executor.models.registry", "vllm.v1.worker.gpu_worker")
+LATE = (
+    "vllm.model_executor.models.registry",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.qwen2",
+    "vllm.v1.worker.gpu_worker",
+)
 
 
 def prepare() -> None:
