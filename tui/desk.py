@@ -18,10 +18,11 @@ from msgspec import Struct
 
 from libra.control.client import Orders, View
 from libra.control.messages import DraftAnswer, OrderAnswer
+from libra.control.price import Price
 from libra.control.state import LiveState
 from libra.core.orders import Order
 from libra.errors import LibraError
-from tui.whatif import Price, Worker
+from tui.whatif import Worker
 
 CHECK_S = 5.0
 ORDER_S = 15.0

@@ -15,8 +15,8 @@ import time
 from typing import IO
 
 import msgspec
-from msgspec import Struct
 
+from libra.control.price import Price, Question
 from libra.control.state import LiveState
 from libra.core.orders import Order
 from libra.errors import LibraError
@@ -30,26 +30,6 @@ COMMAND = (sys.executable, "-m", "libra.sim.whatif")
 _LENGTH = struct.Struct(">I")
 
 
-class Question(Struct, frozen=True):
-    state: LiveState
-    orders: tuple[Order, ...]
-    budget_s: float = BUDGET_S
-
-
-class Price(Struct, frozen=True):
-    """What the next batches cost with the draft, and against without it. None: could not be said."""
-
-    valid: bool
-    reason: str = ""
-    throughput_ratio: float | None = None
-    train_s: float | None = None
-    rollout_s: float | None = None
-    transition_s: float = 0.0
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
-    """That the simulation took."""
-
-
 class Worker:
     def __init__(self, command: tuple[str, ...] = COMMAND, answer_s: float = ANSWER_S) -> None:
         self._command = command
@@ -58,7 +38,7 @@ class Worker:
 
     def price(self, state: LiveState, orders: tuple[Order, ...]) -> Price:
         """LibraError where the worker fails or is late."""
-        body = msgspec.msgpack.encode(Question(state, orders))
+        body = msgspec.msgpack.encode(Question(state, orders, BUDGET_S))
         deadline = time.monotonic() + self._answer_s
         try:
             process = self._alive()

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from libra.config.schema import Config, EvalConfig, TruthConfig
 from libra.config.worlds import WorkloadConfig
+from libra.control.price import Price, Question
 from libra.control.state import Ended, LiveState
 from libra.core import commands as c
 from libra.core import events as e
@@ -45,31 +46,6 @@ TURNS_A_SECOND = 2500
 """That a simulation gets through on one core, about: how many batches fit into a budget."""
 MOST_QUESTION_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
-
-
-class Question(Struct, frozen=True):
-    state: LiveState
-    orders: tuple[Order, ...]
-    budget_s: float = 2.0
-    """That the answer may take, about."""
-
-
-class Price(Struct, frozen=True):
-    """What the next batches cost with the orders, and against without them. None: could not be said."""
-
-    valid: bool
-    reason: str = ""
-    """Why the orders would be refused."""
-    throughput_ratio: float | None = None
-    """Batches a second with the orders over those without, once the move is over."""
-    train_s: float | None = None
-    rollout_s: float | None = None
-    """Both stages' seconds a batch, with the orders."""
-    transition_s: float = 0.0
-    """From the orders to the end of the last move, in seconds of the run's clock."""
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
-    """That the answer took."""
 
 
 class Resumed:

@@ -11,12 +11,16 @@ from msgspec import Struct, field
 
 from libra.wire.base import Message
 from libra.wire.saving import FilePart, Load, Loaded, Save, Saved, SaveFailed
+from libra.wire.shares import FetchShare, OfferShare, ShareFetched, ShareLost, ShareNote, ShareOffered
 
 PROTOCOL = 1
 Preload = Literal["vllm", "torch", "nothing"]
 
 
-__all__ = ["FilePart", "Load", "Loaded", "Message", "Save", "SaveFailed", "Saved"]
+__all__ = [
+    "FetchShare", "FilePart", "Load", "Loaded", "Message", "OfferShare", "Save", "SaveFailed", "Saved",
+    "ShareFetched", "ShareLost", "ShareNote", "ShareOffered",
+]  # fmt: skip
 """Those that are defined elsewhere and belong to the vocabulary."""
 
 # --- hellos (either kind of link)
@@ -280,40 +284,6 @@ class Accumulate(Message, frozen=True, tag=True):
     counts: list[list[Counts]] = field(default_factory=list)
 
 
-class OfferShare(Message, frozen=True, tag=True):
-    """Serve the sum of `step` to the core ranks; nothing more is added to it."""
-
-    cmd: int
-    step: int
-
-
-class ShareNote(Message, frozen=True, tag=True):
-    """What goes with one rank's part of a share: its sum of losses (before the division), gap figures as in
-    `libra.train.summed_step.Gap`, and trajectories whose loss was not finite."""
-
-    loss: float
-    gap_total: float
-    gap_tokens: float
-    gap_worst: float
-    culprits: list[int]
-
-
-class FetchShare(Message, frozen=True, tag=True):
-    """Controller -> core rank: fetch your ranges of replica `replica`'s share of `step` from `sources` into staging.
-
-    `sources`: one address a rank of the replica. `version` is the share's version at the replica's publisher.
-    `notes` (to be counted once, by core index 0) is empty for the other core ranks.
-    """
-
-    cmd: int
-    step: int
-    replica: int
-    version: int
-    sources: tuple[str, ...]
-    notes: list[ShareNote]
-    deadline_s: float
-
-
 class Stop(Message, frozen=True, tag=True):
     """End in good order: exit code 0."""
 
@@ -409,29 +379,6 @@ class EngineStats(Message, frozen=True, tag=True):
 
 class RoundRefused(Message, frozen=True, tag=True):
     """A replica cannot take the order: it holds another version, or another step is open."""
-
-    cmd: int
-    reason: str
-
-
-class ShareOffered(Message, frozen=True, tag=True):
-    """This rank of a replica serves its part of the share at `address` as `version`."""
-
-    cmd: int
-    address: str
-    version: int
-    note: ShareNote
-
-
-class ShareFetched(Message, frozen=True, tag=True):
-    """The whole of what this core rank needs of the share lies in staging."""
-
-    cmd: int
-    seconds: float
-
-
-class ShareLost(Message, frozen=True, tag=True):
-    """The share could not be fetched; nothing of it will be added."""
 
     cmd: int
     reason: str

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from libra.config.load import load
 from libra.config.schema import Config
+from libra.control.price import Price, Question
 from libra.control.state import LiveState
 from libra.controller.turns import Turns
 from libra.core.commands import BatchConsumed
@@ -19,7 +20,7 @@ from libra.core.events import OrderGiven
 from libra.core.orders import Allocate, Arrange, MoveRanks
 from libra.sim.plan import plan
 from libra.sim.shell import Simulation
-from libra.sim.whatif import LEAST_ENDED, Price, Question, price
+from libra.sim.whatif import LEAST_ENDED, price
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -11,6 +11,7 @@ from tui_parts import detail, news, state
 
 from libra.config.rundir import write_pid
 from libra.control.messages import News
+from libra.control.price import Price
 from libra.control.snapshot import Snapshot, TrajectoryDetail
 from libra.control.state import LiveState
 from libra.core.orders import Undo
@@ -19,7 +20,7 @@ from tui.feed import Feed
 from tui.model import Model
 from tui.replaying import Replay, Want
 from tui.source import Live
-from tui.whatif import Price, Worker
+from tui.whatif import Worker
 
 DEADLINE_S = 30.0
 

@@ -4,13 +4,13 @@ import pytest
 from tui_parts import FRAMES, model, picture, text
 
 from libra.control.messages import DraftAnswer
+from libra.control.price import Price
 from tui.desk import Verdict
 from tui.draft import Draft
 from tui.model import LinkState, Model
 from tui.palette import ASCII, UNICODE
 from tui.ui import SCREENS, ScreenName, Ui
 from tui.views.text import width_of
-from tui.whatif import Price
 
 
 def same(name: str, shown: str, remake: bool) -> None:

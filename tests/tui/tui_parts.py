@@ -6,6 +6,7 @@ from msgspec import structs
 
 from libra.control import snapshot as sn
 from libra.control.messages import DraftAnswer, News, OrderAnswer
+from libra.control.price import Price
 from libra.control.state import LiveState
 from libra.core.orders import Arrange, MoveRanks, Order
 from tui.desk import Verdict
@@ -15,7 +16,6 @@ from tui.palette import ASCII, UNICODE, Glyphs
 from tui.terminal import Terminal
 from tui.ui import ScreenName, Ui
 from tui.views.frame import Picture, frame
-from tui.whatif import Price
 
 TERMINAL = Terminal(False, 20, 20.0, "256", UNICODE)
 PLAIN = Terminal(True, 10, 20.0, "none", ASCII)
