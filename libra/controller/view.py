@@ -6,6 +6,7 @@ What depends on how ranks get their roles stands in the functions at the end. At
 snapshot takes milliseconds (`tests/bench/control.py`): nothing here walks through all trajectories.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Protocol
@@ -91,14 +92,15 @@ class Looker:
         self._follower.ask()
         core, now = self._core, self._clock()
         names = [bucket.name for bucket in core.config.bucket]
+        ranks = tuple([self._rank(rank, names, now) for rank in core.fleet.ranks.values()])
         return Snapshot(
             n=n,
             t=round(now, 4),
             run=self._run(),
             pace=self._pace(),
-            allocation=allocation(core),
+            allocation=allocation(core, Counter(row.role for row in ranks)),
             trainer=trainer(core, self._follower, now),
-            ranks=tuple([self._rank(rank, names, now) for rank in core.fleet.ranks.values()]),
+            ranks=ranks,
             engines=tuple([self._engine(engine, names) for engine in engines(core)]),
             replicas=replicas(core, self._follower.micro_batches),
             buckets=self._buckets(now),
@@ -148,7 +150,7 @@ class Looker:
             rank.rank,
             host,
             device,
-            self._core.fleet.role_of(rank.rank),
+            self._core.fleet.role(rank, unit),
             rank.unit,
             names[unit.bucket] if unit and unit.bucket >= 0 else "",
             unit.state if unit and rank.status == "here" else rank.status,
@@ -279,14 +281,12 @@ def epoch(core: Core) -> int:
     return core.fleet.epoch
 
 
-def allocation(core: Core) -> AllocationPart:
-    count = {"trainer": 0, "rollout": 0, "gradient": 0, "moving": 0, "spare": 0, "lost": 0}
-    for rank in core.fleet.ranks:
-        count[core.fleet.role_of(rank)] += 1
+def allocation(core: Core, ranks: Mapping[str, int]) -> AllocationPart:
+    """`ranks`: how many have each role."""
     elastic = core.elastic
     return AllocationPart(
         epoch=core.fleet.epoch,
-        **count,
+        **{role: ranks.get(role, 0) for role in ("trainer", "rollout", "gradient", "moving", "spare", "lost")},
         hold_until=elastic.hold_until if elastic.hold_until > core.out.now else None,
         moves=tuple(_move(move) for move in core.handover.moves.values()),
         recent=tuple(_move(move) for move in elastic.history[-RECENT_MOVES:]),

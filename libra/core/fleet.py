@@ -201,7 +201,11 @@ class Fleet:
     def role_of(self, rank: int) -> RankRole:
         """What a device rank does now."""
         device = self.ranks[rank]
-        unit = self.unit(device.unit)
+        return self.role(device, self.unit(device.unit))
+
+    @staticmethod
+    def role(device: DeviceRank, unit: Unit | None) -> RankRole:
+        """`unit` is the device's."""
         if device.status != "here":
             return "lost" if device.status == "lost" else "spare"
         if device.move:

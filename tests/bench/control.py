@@ -45,10 +45,26 @@ class Gauges:
         return None
 
 
+class Working:
+    """What heartbeats tell of every role."""
+
+    doing, beats = "generate", 12_345
+
+
+class EveryStart(dict[int, Working]):
+    """Whatever role is asked for: it works."""
+
+    def get(self, start: int, default: object = None) -> Working:  # type: ignore[override]
+        return WORKING
+
+
+WORKING = Working()
+
+
 class Alive:
     """What heartbeats tell of every rank."""
 
-    seen, doing, beats = 0.0, "generate", 12_345
+    seen, roles = 0.0, EveryStart()
 
 
 class Watched(Load):
