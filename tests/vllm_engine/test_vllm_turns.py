@@ -1,5 +1,7 @@
 """Turns on vLLM engines: what is sampled, how turns end, what a prefix is worth, what happens when there is no room."""
 
+from pathlib import Path
+
 import pytest
 from vllm_stage import VOCABULARY, EngineOnStage, Stage, config_of, gap, network, turn
 
@@ -97,3 +99,10 @@ def test_a_turn_that_can_never_run_ends_the_engine_with_the_reason(stage: Stage)
     engine.send(m.Turn(0, 1, [VOCABULARY], 5, (0, 1, 0, 0)))
     engine.until_gone()
     assert f"the vocabulary ends at {VOCABULARY - 1}" in engine.members[0].complaint
+
+
+def test_no_rank_holds_shared_memory_that_would_outlive_it(engine: EngineOnStage) -> None:
+    """Roles end without destructors; what still has a name then has it for ever."""
+    for member in engine.members:
+        maps = Path(f"/proc/{member.process.pid}/maps").read_text().splitlines()
+        assert not [line for line in maps if "/dev/shm/" in line and not line.endswith("(deleted)")]

@@ -77,6 +77,7 @@ class VllmEngine:
         self._engine: Any = LLMEngine.from_engine_args(
             engine_args(shape, directory, device), stat_loggers=[lambda *_: self._gauges]
         )
+        _drop_queue()
         self._check_room(device)
         self._turns: dict[int, _Live] = {}
         self._requests: dict[str, _Live] = {}
@@ -243,3 +244,14 @@ class VllmEngine:
         del self._turns[live.turn.traj], self._requests[live.request]
         turn = live.turn
         return TurnDone(turn.cmd, turn.traj, live.tokens, live.logprobs, live.versions, finish)
+
+
+def _drop_queue() -> None:
+    """Give back the message queue that vLLM makes for a group of several ranks; with the external launcher nobody sends by it.
+
+    It is 25 MB of shared memory under a name. A role's session is killed as soon as the role has ended, and with it the process
+    that Python keeps to take such names away: each end of an engine would leave it behind.
+    """
+    from vllm.distributed.parallel_state import get_tp_group
+
+    get_tp_group().mq_broadcaster = None
