@@ -63,7 +63,7 @@ def close_with(index: int, size: int, kept: list[int], lent: list[Lent]) -> tupl
         gradient = whole(lent)
         needed = [gradient[r.name].view(-1)[r.start : r.stop].clone() for r in trainer.sharded.ranges()]
         shares = [Share(needed, [note for _, note in lent] if index == 0 else [])]
-        trainer._summed._sum.add_share(shares[0])
+        trainer.summed._sum.add_share(shares[0])
     got = {n: p.grad.full_tensor() for n, p in trainer.sharded.parameters.items()}  # type: ignore[union-attr]
     worst = worst_difference(got, {n: sum(g[n] for g in parts) for n in got})  # type: ignore[misc]
     return worst, trainer.close()
