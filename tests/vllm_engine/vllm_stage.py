@@ -34,7 +34,7 @@ from libra.weights.publisher import Publisher
 from libra.wire import messages as m
 from libra.wire.frames import BlockingReader, Codec, pack
 
-ANSWER_S = 110.0
+ANSWER_S = float(os.environ.get("LIBRA_VLLM_ANSWER_S", "110"))
 OUTSTANDING = 96
 """Turns that keep an engine busy: three times as many as run at a time."""
 TOKEN, INCARNATION = "token", f"vllm-stage-{os.getpid()}"
