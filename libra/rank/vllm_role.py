@@ -30,6 +30,7 @@ from libra.engine.vllm.lockstep import Lockstep
 from libra.engine.vllm.settings import VllmShape
 from libra.env.registry import vocabulary
 from libra.errors import PeerError, RoleError
+from libra.rank.device import role_device
 from libra.rank.group import join_group
 from libra.rank.installer import Installer, Pulled
 from libra.rank.link import IDLE_S, RoleLink
@@ -54,7 +55,7 @@ def preload() -> None:
 
 def shape_of(config: Config, bucket_index: int) -> VllmShape:
     """The engines of one bucket, as vLLM is told them."""
-    bucket, words = config.bucket[bucket_index], vocabulary(config.live_env)
+    bucket, words = config.bucket[bucket_index], vocabulary(config.live_env, config.model)
     return VllmShape(
         model=config.model,
         vocab_size=words.size,
@@ -81,7 +82,7 @@ class VllmRole:
     def __init__(self, link: RoleLink) -> None:
         self.link = link
         self.config = link.config
-        self.device = torch.device(link.spec.device)
+        self.device = role_device(link.spec.device)
         torch.set_num_threads(self.config.trainer.threads)
         self._engine: VllmEngine | None = None
         self._lockstep: Lockstep | None = None
