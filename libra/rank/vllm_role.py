@@ -13,6 +13,7 @@ A rank that is left alone in a collective waits some seconds for its own end: th
 ends, and the reason that people read should be that one's.
 """
 
+import json
 import tempfile
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from libra.config.pretrained import config_json
 from libra.config.schema import Config
 from libra.engine.model import Decoder
 from libra.engine.vllm import device as vendor
@@ -34,7 +36,6 @@ from libra.rank.device import role_device
 from libra.rank.group import join_group
 from libra.rank.installer import Installer, Pulled
 from libra.rank.link import IDLE_S, RoleLink
-from libra.train import model as policy
 from libra.weights.puller import Puller
 from libra.wire import messages as m
 
@@ -74,7 +75,7 @@ def make_engine(shape: VllmShape, index: int, device: torch.device, name: str) -
     vendor.bind(device, index, name)
     shapes = Decoder(shape.model, shape.vocab_size, 1, torch.device("meta"), torch.float32).shapes()
     with tempfile.TemporaryDirectory(prefix="libra-model-") as directory:
-        policy.describe(shape.model, shape.vocab_size, Path(directory))
+        (Path(directory) / "config.json").write_text(json.dumps(config_json(shape.model, shape.vocab_size)))
         return VllmEngine(shape, shapes, directory, index, device)
 
 

@@ -9,7 +9,6 @@ a parameter of its own and is never listed: who loads the weights ties it to `mo
 """
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,13 +36,6 @@ def transformers_config(model: ModelConfig, vocab_size: int) -> "PretrainedConfi
 
     kind = {"qwen2": Qwen2Config, "llama": LlamaConfig}[model.architecture]
     return kind(**{**config_json(model, vocab_size), "use_cache": False})
-
-
-def describe(model: ModelConfig, vocab_size: int, directory: Path) -> None:
-    """Write what a transformers directory says of a model, its weights excepted: for engines that read their shape from one."""
-    config = transformers_config(model, vocab_size)
-    config.architectures = [{"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[model.architecture]]
-    config.save_pretrained(directory)
 
 
 def preload(model: ModelConfig) -> None:
