@@ -117,14 +117,14 @@ def first(_: float, __: int, load: float) -> None:
         ready, over = threading.Event(), threading.Event()
         server = threading.Thread(target=_serve, args=(directory, ready, over), daemon=True)
         server.start()
-        if not ready.wait(20.0):
+        if not ready.wait(60.0):
             raise SystemExit("the control room did not open")
         times: list[float] = []
         cpu: list[float] = []
         for _round in range(5):
             began = time.monotonic()
             with Terminal(80, 24, str(directory / "run"), module="libra.cli") as t:
-                t.read_until(b"live", 30.0)
+                t.read_until(b"live", 60.0)
                 times.append(time.monotonic() - began)
                 cpu.append(t.cpu_s())
         over.set()
