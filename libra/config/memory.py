@@ -8,6 +8,7 @@ embedding, T tokens of a micro-batch, C bytes of the computed type; stored param
 | parameters, gradients, two moments, two published versions | 4 P/n x (1 + 1 + 2 + 2) |
 | with checkpoints: parameters and moments, copied for the writer | 4 P/n x 3 |
 | gathered for computing: the root group and two groups of layers | C x (embedding + 2 groups) |
+| what else the passes held at their peak, as measured (fitted, not derived) | 4 P/n |
 | one group's gradient, whole, before it is cut | 4 x the larger of both |
 | activations of T tokens in every layer | C x T x L x (14 h + 4 k + 4 f) |
 | ... with recompute: inputs of all layers, the rest of one | C x T x (L h + 14 h + 4 k + 4 f) |
@@ -16,10 +17,10 @@ embedding, T tokens of a micro-batch, C bytes of the computed type; stored param
 | an engine | bytes |
 |---|---|
 | weights, and two sets of pulled ones | 4 P x (1 + 2) |
-| keys and values | 4 x 2 L k x kv_tokens x PADDING |
+| keys and values | 4 x 2 L k x kv_tokens x 3 |
 
-A process that has done its imports holds `BASE_BYTES` before all that. An upper estimate within a fifth of what
-`just bench memory` measures for the tiny model and for SmolLM2-135M; not counted: the controller, tools, page cache.
+A process that has done its imports holds `BASE_BYTES` before all that. `just bench memory` holds it against what is measured
+for the tiny model and for SmolLM2-135M; not counted: the controller, tools, page cache.
 """
 
 from collections.abc import Iterator
@@ -27,14 +28,14 @@ from pathlib import Path
 
 from libra.config.schema import BucketConfig, Config, ModelConfig
 
-BASE_BYTES = 420_000_000
+BASE_BYTES = 350_000_000
 """Resident in a role process after its imports (torch, transformers), before it holds a model."""
 GROUP_BYTES = 4 << 20
 """As `libra.train.sharded.FSDP_GROUP_BYTES`: layers are gathered in groups of at least so much."""
 LOGIT_CHUNK_TOKENS = 256
 """As `libra.train.model.LOGIT_CHUNK_TOKENS`."""
-KV_PADDING = 1.5
-"""Rows of unlike length waste room; the engine's bound is 2."""
+KV_ROOM = 3
+"""Rows of unlike length waste room, up to the engine's bound of 2; and while the cache grows the old one lies beside the new."""
 MEMORY_SHARE = 0.95
 """Of what the machine has free, for a run."""
 
@@ -56,7 +57,7 @@ def trainer_bytes(config: Config, words: int = 128) -> int:
     embedding = rows * model.hidden * (1 if model.tied_embeddings else 2)
     layer = (total - embedding) // model.layers
     group = min(total, max(layer, GROUP_BYTES // 4))
-    state = 4 * total * (6 + 3 * (config.checkpoint.every > 0)) // ranks
+    state = 4 * total * (7 + 3 * (config.checkpoint.every > 0)) // ranks
     gathered = computed * (embedding + 2 * group) + 4 * max(embedding, group)
     tokens = max(trainer.micro_batch_tokens, 1)
     kv = model.kv_heads * (model.hidden // model.heads)
@@ -70,7 +71,7 @@ def engine_bytes(config: Config, bucket: BucketConfig, words: int = 128) -> int:
     """An engine of this shape with its KV room full."""
     model = config.model
     kv = 8 * model.layers * model.kv_heads * (model.hidden // model.heads)
-    return BASE_BYTES + 12 * parameters(model, words) + int(kv * bucket.kv_tokens * KV_PADDING)
+    return BASE_BYTES + 12 * parameters(model, words) + int(kv * bucket.kv_tokens * KV_ROOM)
 
 
 def problems(config: Config, available_bytes: int | None) -> Iterator[str]:
