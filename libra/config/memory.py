@@ -35,7 +35,7 @@ GROUP_BYTES = 4 << 20
 LOGIT_CHUNK_TOKENS = 256
 """As `libra.train.model.LOGIT_CHUNK_TOKENS`."""
 KV_ROOM = 3
-"""Rows of unlike length waste room, up to the engine's bound of 2; and while the cache grows the old one lies beside the new."""
+"""Rows of unlike length waste room, up to the bound of 2; and while the cache grows the old one lies beside the new."""
 MEMORY_SHARE = 0.95
 """Of what the machine has free, for a run."""
 
