@@ -120,7 +120,8 @@ class Dashboard(App[None]):
         self._due = False
         if not self.ui.paused:
             self._take()
-            self._drawn = self._clock()
+            if self.model.snapshot is not None:  # the first one is shown as soon as it comes
+                self._drawn = self._clock()
             self.draw()
 
     def _take(self) -> None:
