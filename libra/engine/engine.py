@@ -26,6 +26,7 @@ from libra.engine.model import Decoder
 from libra.engine.noise import uniforms
 from libra.engine.prefill import Run, fill
 from libra.engine.sampling import draw
+from libra.engine.turns import check_turn
 from libra.errors import NonFiniteError, RoleError
 from libra.wire.messages import EngineStats, Turn, TurnDone
 
@@ -126,21 +127,7 @@ class Engine:
 
     def submit(self, turn: Turn) -> None:
         """Queue a turn. RoleError if it can never run here."""
-        what = f"turn of trajectory {turn.traj}"
-        if self.version < 0:
-            raise RoleError(f"{what}: this engine has no weights yet; install a version before the first turn")
-        if turn.traj in self._turns:
-            raise RoleError(f"{what}: another turn of it is still here; wait for its TurnDone")
-        if not turn.tokens or turn.max_new_tokens < 1:
-            raise RoleError(
-                f"{what}: got {len(turn.tokens)} context tokens and max_new_tokens = {turn.max_new_tokens}, both must be"
-                " at least 1"
-            )
-        if min(turn.tokens) < 0 or max(turn.tokens) >= self._vocab_size:
-            raise RoleError(
-                f"{what}: token ids from {min(turn.tokens)} to {max(turn.tokens)}, the vocabulary ends at"
-                f" {self._vocab_size - 1}; controller and engine must use the same tokenizer"
-            )
+        what = check_turn(turn, self.version, self._turns, self._vocab_size)
         live = _Live(turn)
         for limit, name in (
             (self._max_context_tokens, "the longest context (raise model.max_positions or lower the environment's)"),

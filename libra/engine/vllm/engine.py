@@ -25,6 +25,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from libra.engine.noise import seed_of
+from libra.engine.turns import check_turn
 from libra.engine.vllm import loading
 from libra.engine.vllm.device import block_tokens
 from libra.engine.vllm.gauges import Gauges
@@ -142,21 +143,7 @@ class VllmEngine:
 
     def submit(self, turn: Turn) -> None:
         """Queue a turn. RoleError if it can never run here."""
-        what = f"turn of trajectory {turn.traj}"
-        if self.version < 0:
-            raise RoleError(f"{what}: this engine has no weights yet; install a version before the first turn")
-        if turn.traj in self._turns:
-            raise RoleError(f"{what}: another turn of it is still here; wait for its TurnDone")
-        if not turn.tokens or turn.max_new_tokens < 1:
-            raise RoleError(
-                f"{what}: got {len(turn.tokens)} context tokens and max_new_tokens = {turn.max_new_tokens}, both must be"
-                " at least 1"
-            )
-        if min(turn.tokens) < 0 or max(turn.tokens) >= self._shape.vocab_size:
-            raise RoleError(
-                f"{what}: token ids from {min(turn.tokens)} to {max(turn.tokens)}, the vocabulary ends at"
-                f" {self._shape.vocab_size - 1}; controller and engine must use the same tokenizer"
-            )
+        what = check_turn(turn, self.version, self._turns, self._shape.vocab_size)
         room = len(turn.tokens) + turn.max_new_tokens
         for limit, name in (
             (self._shape.max_context_tokens, "the longest context (lower the environment's, or raise it)"),

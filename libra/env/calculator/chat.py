@@ -30,7 +30,7 @@ from libra.env.chat.session import ChatSession, ChatTask, Limits, tool_schema
 from libra.env.chat.words import ChatWords, Message
 from libra.env.faults import draw_fault
 from libra.env.protocol import Demonstration, Ended, Split
-from libra.env.tools.pool import ToolPool, ToolReply
+from libra.env.tools.pool import ToolPool, ToolReply, call_in
 from libra.errors import ConfigError
 
 _TOOL_FILE = Path(__file__).with_name("tool.py")
@@ -74,9 +74,7 @@ class ChatCalculator:
 
     def open(self, split: Split, seed: int, ordinal: int, fault_key: tuple[int, ...]) -> ChatSession:
         async def call_tool(number: int, tool: str, argument: str) -> ToolReply:
-            if self._pool is None:
-                raise RuntimeError("no tools are running: act inside `async with environment.running()`")
-            return await self._pool.call(tool, argument, draw_fault(self._config.fault, seed, fault_key, number))
+            return await call_in(self._pool, tool, argument, draw_fault(self._config.fault, seed, fault_key, number))
 
         task = draw_task(self._config, seed, split, ordinal)
         chat = ChatTask(

@@ -12,7 +12,7 @@ from libra.env.calculator.session import TOOL, CalculatorSession
 from libra.env.calculator.tasks import draw_task
 from libra.env.faults import draw_fault
 from libra.env.protocol import Demonstration, Split, Vocabulary
-from libra.env.tools.pool import ToolPool, ToolReply
+from libra.env.tools.pool import ToolPool, ToolReply, call_in
 from libra.errors import ConfigError
 
 _LEAST_OUTPUT_BYTES = 16
@@ -40,9 +40,7 @@ class Calculator:
 
     def open(self, split: Split, seed: int, ordinal: int, fault_key: tuple[int, ...]) -> CalculatorSession:
         async def call_tool(number: int, argument: str) -> ToolReply:
-            if self._pool is None:
-                raise RuntimeError("no tools are running: act inside `async with environment.running()`")
-            return await self._pool.call(TOOL, argument, draw_fault(self._config.fault, seed, fault_key, number))
+            return await call_in(self._pool, TOOL, argument, draw_fault(self._config.fault, seed, fault_key, number))
 
         return CalculatorSession(draw_task(self._config, seed, split, ordinal), self._config, call_tool)
 

@@ -10,6 +10,7 @@ back: a test replays demonstrations through it.
 """
 
 import random
+from functools import cache
 
 from libra.config.worlds import LookupConfig
 from libra.env.drawing import keyed_random
@@ -66,16 +67,13 @@ def _demonstrate(
     return tokens, mask
 
 
-_OCCURRING: set[tuple[str, str]] = set()
-
-
-def _occurring() -> set[tuple[str, str]]:
+@cache
+def _occurring() -> frozenset[tuple[str, str]]:
     """(name, relation) of which some record speaks; a part of a longer name counts as a name, as it does for the search."""
-    if not _OCCURRING:
-        for fact in facts():
-            for text in (fact.subject, fact.object):
-                parts = word(text).split("_")
-                spans = range(len(parts))
-                names = ["_".join(parts[a : b + 1]) for a in spans for b in spans[a:]]
-                _OCCURRING.update((name, fact.relation) for name in names)
-    return _OCCURRING
+    found: set[tuple[str, str]] = set()
+    for fact in facts():
+        for text in (fact.subject, fact.object):
+            parts = word(text).split("_")
+            spans = range(len(parts))
+            found.update(("_".join(parts[a : b + 1]), fact.relation) for a in spans for b in spans[a:])
+    return frozenset(found)

@@ -17,7 +17,7 @@ from libra.env.lookup.demonstrations import demonstrations
 from libra.env.lookup.session import TOOL, LookupSession
 from libra.env.lookup.tasks import draw_task, longest
 from libra.env.protocol import Demonstration, Split, Vocabulary
-from libra.env.tools.pool import ToolPool, ToolReply
+from libra.env.tools.pool import ToolPool, ToolReply, call_in
 from libra.errors import ConfigError
 
 _LEAST_OUTPUT_BYTES = 64
@@ -49,9 +49,7 @@ class Lookup:
 
     def open(self, split: Split, seed: int, ordinal: int, fault_key: tuple[int, ...]) -> LookupSession:
         async def call_tool(number: int, argument: str) -> ToolReply:
-            if self._pool is None:
-                raise RuntimeError("no tools are running: act inside `async with environment.running()`")
-            return await self._pool.call(TOOL, argument, draw_fault(self._config.fault, seed, fault_key, number))
+            return await call_in(self._pool, TOOL, argument, draw_fault(self._config.fault, seed, fault_key, number))
 
         return LookupSession(draw_task(self._config, seed, split, ordinal), self._config, call_tool)
 

@@ -155,3 +155,10 @@ class ToolPool:
         """Collect the killed ones that have ended; says how many have not."""
         self._dying = [worker for worker in self._dying if not worker.reaped()]
         return len(self._dying)
+
+
+async def call_in(pool: ToolPool | None, tool: str, argument: str, fault: Fault) -> ToolReply:
+    """A call in the pool of an environment that runs; RuntimeError where it does not."""
+    if pool is None:
+        raise RuntimeError("no tools are running: act inside `async with environment.running()`")
+    return await pool.call(tool, argument, fault)
