@@ -7,7 +7,7 @@ from libra.wire.messages import Turn
 
 
 def check_turn(turn: Turn, version: int, here: Container[int], vocab_size: int) -> str:
-    """What to call the turn in messages about it. RoleError if an engine of `version`, with turns of `here`, can never run it."""
+    """What to call the turn in messages about it. RoleError if an engine of `version`, with turns of `here`, can not run it."""
     what = f"turn of trajectory {turn.traj}"
     if version < 0:
         raise RoleError(f"{what}: this engine has no weights yet; install a version before the first turn")
