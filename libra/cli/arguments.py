@@ -5,7 +5,7 @@ Used by `libra.cli.main` for `libra ...` and by `libra.launch` under torchrun, w
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import (
@@ -143,6 +143,24 @@ class Resume:
 
     run: _LiveRun = None
     """A name under ./runs, or a path; without it the newest that is running."""
+    json: bool = False
+    """One JSON object, for programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """Order ranks to another role, or engines to another shape: whole engines and replicas, also several at once."""
+
+    run: _LiveRun = None
+    """A name under ./runs, or a path; without it the newest that is running."""
+    ranks: tuple[int, ...] = ()
+    """Whole engines and replicas of them, such as --ranks 2 3."""
+    to: Literal["rollout", "gradient", "spare"] = "rollout"
+    """Their next role."""
+    bucket: str = ""
+    """For rollout: the bucket whose shape they take; without it the one that they began in."""
+    epoch: Annotated[int | None, arg(metavar="E")] = None
+    """Only if the allocation is still this one."""
     json: bool = False
     """One JSON object, for programs."""
 
@@ -337,6 +355,7 @@ _Command = (
     | Annotated[Hold, subcommand("hold")]
     | Annotated[Pause, subcommand("pause")]
     | Annotated[Resume, subcommand("resume")]
+    | Annotated[Move, subcommand("move")]
     | Annotated[Drain, subcommand("drain")]
     | Annotated[Raise, subcommand("raise")]
     | Annotated[Cancel, subcommand("cancel")]
@@ -353,7 +372,7 @@ _WITH_OVERRIDES = ("run", "simulate", "compare")
 _STYLE = (FlagCreatePairsOff, HelptextFromCommentsOff, OmitArgPrefixes)
 
 
-AnOrder = Allocate | Hold | Pause | Resume | Drain | Raise | Cancel | Undo
+AnOrder = Allocate | Hold | Pause | Resume | Move | Drain | Raise | Cancel | Undo
 Parsed = Run | List | Stop | Status | Watch | AnOrder | Show | Top | Replay | Simulate | Compare | Fetch | Export | Cost
 
 

@@ -1,4 +1,4 @@
-"""`libra allocate | hold | pause | resume | drain | raise | cancel | undo`: one order over the control socket, and its answer.
+"""`libra allocate | hold | pause | resume | move | drain | raise | cancel | undo`: one order over the control socket, and its answer.
 
 Exit code 0: accepted; 1: refused, and nothing has changed.
 """
@@ -28,7 +28,7 @@ from libra.errors import ConfigError
 
 def order(args: arguments.AnOrder) -> int:
     wanted = _order(args)
-    epoch = args.epoch if isinstance(args, arguments.Allocate | arguments.Drain | arguments.Undo) else None
+    epoch = args.epoch if isinstance(args, arguments.Allocate | arguments.Move | arguments.Drain | arguments.Undo) else None
     with Orders(find_or_newest(args.run)) as link:
         answer = link.give(wanted, epoch)
         run = link.welcome.run
@@ -58,6 +58,10 @@ def _order(args: arguments.AnOrder) -> Order:
             return Pause()
         case arguments.Resume():
             return Resume()
+        case arguments.Move(ranks=ranks, to=to, bucket=bucket):
+            if not ranks:
+                raise ConfigError("libra move", ["got no ranks, expected some, such as --ranks 7 8"])
+            return MoveRanks(ranks, to, bucket)
         case arguments.Drain(ranks=ranks):
             if not ranks:
                 raise ConfigError("libra drain", ["got no ranks, expected some, such as --ranks 7 8"])

@@ -74,8 +74,10 @@ class Screen:
         self.view.resumed_at = step
         self.report("info", f"the run goes on from checkpoint {step}, version {version}")
 
-    def engine_stats(self, engine: int, stats: m.EngineStats) -> None:
-        self._looks.stats[engine] = stats
+    def engine_stats(self, engine: int, stats: m.EngineStats) -> bool:
+        """Whether they say anything that they did not say before."""
+        before, self._looks.stats[engine] = self._looks.stats.get(engine), stats
+        return stats != before
 
     def stats(self, engine: int) -> m.EngineStats | None:
         """What the engine last said of itself."""
@@ -121,5 +123,6 @@ class Screen:
             epoch=view.epoch,
             ranks_by_role=dict(Counter(view.roles)),
             bucket_moves=self.tally.paths.bucket_moves,
+            prefix_kept={shape.name: round(shape.reuse.share, 4) for shape in core.placement.shapes},
             cost_factor={name: round(kind.factor, 4) for name, kind in core.placement.correction.kinds().items()},
         )

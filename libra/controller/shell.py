@@ -409,7 +409,10 @@ class Shell:
             case m.Loaded(cmd=cmd, seconds=seconds):
                 self.runtime.post(e.CheckpointLoaded(now, cmd, rank, seconds))
             case m.EngineStats():
-                self._screen.engine_stats(unit, message)
+                if self._screen.engine_stats(unit, message):
+                    x = message
+                    used = (x.running, x.waiting, x.kv_tokens, x.prefilled_tokens, x.reused_tokens, x.preemptions)
+                    self.runtime.post(e.EngineReported(now, unit, *used))
             case m.Formed(cmd=cmd):
                 self.runtime.post(e.GroupFormed(now, cmd, rank))
             case m.WarmProgress():

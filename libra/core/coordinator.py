@@ -27,6 +27,7 @@ from libra.core.events import (
     CheckpointFailed,
     CheckpointLoaded,
     CheckpointSaved,
+    EngineReported,
     EpisodeEnded,
     GroupFormed,
     OrderGiven,
@@ -165,6 +166,8 @@ class Core:
                 self.publication.installed(e)
             case WeightsFailed():
                 self.publication.failed(e)
+            case EngineReported():
+                self.placement.reported(e)
             case TimerFired():
                 self.out.fire(e.cmd)
             case RunStarted():

@@ -166,6 +166,19 @@ class TrajectoryFailed(Answer, frozen=True, tag=True, array_like=True):
     reason: str
 
 
+class EngineReported(Event, frozen=True, tag=True, array_like=True):
+    """What an engine counts itself, when it has changed. The first three are of now, the others since its process began."""
+
+    engine: int
+    running: int
+    waiting: int
+    kv_tokens: int
+    prefilled_tokens: int
+    reused_tokens: int
+    """Context tokens that it found in its prefix cache."""
+    preemptions: int
+
+
 # --- training
 
 
@@ -291,6 +304,7 @@ AnyEvent = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointLoaded
+    | EngineReported
     | TimerFired
     | StopRequested
     | OrderGiven

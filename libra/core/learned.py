@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from libra.core.causality.saved import SavedTree, transplanted
 from libra.core.causality.tree import TreeConfig
 from libra.core.cost.correction import Kind
+from libra.core.cost.reuse import Reuse
 
 
 class Learned(Struct, frozen=True, kw_only=True):
@@ -21,13 +22,16 @@ class Learned(Struct, frozen=True, kw_only=True):
     """The correction of costs, by bucket name."""
     turn_tokens: dict[str, float] = {}
     """Mean tokens of a turn, by bucket name."""
+    reuse: dict[str, Reuse] = {}
+    """How much of prefixes engines keep, by bucket name."""
     memory: tuple[float, ...] = ()
     """What the policy remembers beside the tree; its own affair."""
 
 
 def at_rest(learned: Learned) -> Learned:
-    """The same without the trajectories in flight."""
-    return structs.replace(learned, tree=structs.replace(learned.tree, walks=[]))
+    """The same without the trajectories in flight and the engines of now."""
+    reuse = {name: x.copy(at_rest=True) for name, x in learned.reuse.items()}
+    return structs.replace(learned, tree=structs.replace(learned.tree, walks=[]), reuse=reuse)
 
 
 def carried_over(learned: Learned, config: TreeConfig, same_prompts: bool) -> Learned:

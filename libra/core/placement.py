@@ -3,10 +3,11 @@
     rollout ── decide(turn) ──> index: what may take it ──> policy: which of these, or wait ──> Decision
        │  start, turn_over, turn_lost ──> room, seats, prefix, correction
        └─ opened, tool_returned, ended, gone ──> causality tree
+    an engine's own counters ── reported ──> how much of a prefix is still there when its turn comes back
 
 Whatever the policy, room is checked here: a turn is offered only engines that are up, new enough, and have a free place and
 KV room for it. Held-out tasks ask the tree but do not teach it; their prompts are no training prompts. The tree is asked at
-most once a tool return. Called by `rollout` alone.
+most once a tool return. Called by `rollout`, and by the coordinator for what engines report.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from libra.config.schema import Config, SchedulerConfig
 from libra.core.causality import CausalityTree, Residual, TreeConfig, restore, save
 from libra.core.causality.forecast import Source
 from libra.core.cost.correction import Correction
-from libra.core.events import ToolReturned
+from libra.core.cost.reuse import Reuse
+from libra.core.events import EngineReported, ToolReturned
 from libra.core.fleet import Engine, Fleet
 from libra.core.learned import Learned
 from libra.core.scheduler import PAPERS, make
@@ -89,6 +91,7 @@ class Placement:
             self.policy.recall(learned.memory)
             for shape in self.shapes:
                 shape.factor = self.correction.factor(shape.name)
+                shape.reuse = learned.reuse.get(shape.name, Reuse()).copy()
                 shape.turn_tokens = learned.turn_tokens.get(shape.name, shape.turn_tokens)
 
     def learned(self) -> Learned:
@@ -97,6 +100,7 @@ class Placement:
             tree=save(self.tree),
             kinds=self.correction.kinds(),
             turn_tokens={shape.name: shape.turn_tokens for shape in self.shapes},
+            reuse={shape.name: shape.reuse.copy() for shape in self.shapes},
             memory=self.policy.memory(),
         )
 
@@ -109,11 +113,17 @@ class Placement:
     def engine_removed(self, engine: Engine) -> None:
         """It is gone for good; nothing runs there any more."""
         self.index.remove(engine.load)
+        self.shapes[engine.bucket].reuse.gone(engine.id)
         self.seats.removed(engine.id)
 
     def recount(self, bucket: int) -> None:
         """How many engines the shape has."""
         self.shapes[bucket].engines = sum(e.bucket == bucket for e in self.fleet.engines.values())
+
+    def reported(self, e: EngineReported) -> None:
+        """What an engine's own counters say; one that is gone meanwhile says nothing of value."""
+        if (engine := self.fleet.engines.get(e.engine)) is not None:
+            self.shapes[engine.bucket].reuse.report(engine.id, e.reused_tokens)
 
     # --- trajectories
 
@@ -195,14 +205,14 @@ class Placement:
         if offer is None:
             return None
         route = self._routes[traj.id]
-        cached = route.cached_tokens if last is not None and last.generation == route.generation else 0
+        cached = self._still_cached(traj, last)
         turn = TurnView(
             traj.id,
             traj.context_tokens,
             traj.max_new_tokens,
             need,
             last,
-            min(cached, traj.context_tokens - 1),
+            cached,
             self._forecast(traj),
             traj.patient,
         )
@@ -215,6 +225,13 @@ class Placement:
         if decision.wait_for is None or before is None or decision.wait_for != before.wait_for:
             self.decided.append((traj.id, decision))
         return decision
+
+    def _still_cached(self, traj: Trajectory, load: EngineLoad | None) -> int:
+        """Tokens of the context that `load`, the engine of the last turn, is expected to find in its cache."""
+        route = self._routes[traj.id]
+        if load is None or load.generation != route.generation:
+            return 0
+        return min(int(route.cached_tokens * self.shapes[load.bucket].reuse.share), traj.context_tokens - 1)
 
     def serves(self, target: Target, traj: Trajectory, floor: int) -> bool:
         """Whether it makes sense for the turn to wait for `target`."""
@@ -265,7 +282,9 @@ class Placement:
         load = self.fleet.engines[engine].load
         route = self._routes[traj.id]
         stays = engine == traj.engine and route.generation == load.generation
-        cached = min(route.cached_tokens, traj.context_tokens - 1) if stays else 0
+        cached = self._still_cached(traj, load) if stays else 0
+        if stays:
+            self.shapes[load.bucket].reuse.hope(engine, min(route.cached_tokens, traj.context_tokens - 1))
         residual = round(self.policy.residual_tokens(self._forecast(traj)))
         route.taken = RoomTaken(traj.context_tokens, traj.max_new_tokens, self.need_tokens(traj), residual)
         load.take(route.taken)

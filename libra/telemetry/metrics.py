@@ -48,6 +48,8 @@ class Gauges(Struct, frozen=True, kw_only=True):
     epoch: int = 0
     ranks_by_role: dict[str, int] = {}
     """Now: "core", the name of a bucket, "gradient", "lost", and "wide > gradient" for one that moves."""
+    prefix_kept: dict[str, float] = {}
+    """Of the context tokens that placement takes for cached, the share that engines find, by bucket: 1 until they say otherwise."""
     cost_factor: dict[str, float] = {}
     """Observed over predicted seconds of turns, by bucket: the slow correction of the cost model."""
 

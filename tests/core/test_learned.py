@@ -62,8 +62,8 @@ def residual(tree: CausalityTree, prompt: int, traj: int = 999) -> float:
 
 @pytest.mark.parametrize("policy", LEARNING)
 def test_a_scheduler_restarted_from_its_saved_state_gives_the_same_commands(policy: str) -> None:
-    undisturbed = VirtualShell(config(policy), seed=3, fail_rate=0.05, kill_rate=0.01).run()
-    shell = VirtualShell(config(policy), seed=3, fail_rate=0.05, kill_rate=0.01)
+    undisturbed = VirtualShell(config(policy), seed=3, fail_rate=0.05, kill_rate=0.01, kept=0.3).run()
+    shell = VirtualShell(config(policy), seed=3, fail_rate=0.05, kill_rate=0.01, kept=0.3)
     handle, restarts = shell.core.handle, 0
 
     def disturbed(event):  # type: ignore[no-untyped-def]

@@ -39,7 +39,8 @@ class Episode:
 
 class VirtualShell:
     """`fail_rate`: share of episodes that end as failed; `kill_rate`: chance that an engine's role dies at a turn;
-    `share_fault_rate`: chance that an order to a replica is lost, refused, or kills it."""
+    `share_fault_rate`: chance that an order to a replica is lost, refused, or kills it; `kept`: share of the context that engines
+    find in their cache when a turn comes back to them, and report; None: they report nothing."""
 
     def __init__(
         self,
@@ -51,10 +52,17 @@ class VirtualShell:
         learned: Learned | None = None,
         saved: SavedCore | None = None,
         save_fault_rate: float = 0.0,
+        kept: float | None = None,
     ) -> None:
         self.config = config
         self.core = Core(config, oracle=self.residual_tokens, learned=learned, saved=saved)
         self.save_fault_rate = save_fault_rate
+        self.kept = kept
+        self.last_engine: dict[int, int] = {}
+        """By trajectory: where its last turn ran."""
+        self.returned = 0
+        """Turns that went back to the engine of the turn before."""
+        self.reused_tokens: dict[int, int] = {}
         self.checkpoints: dict[int, SavedCore] = {}
         """What each checkpoint holds of the core, by step."""
         self.random = random.Random(seed)
@@ -130,6 +138,7 @@ class VirtualShell:
                 assert [rank for rank, _ in self.starts.values()].count(command.rank) <= 2
                 if command.role == "rollout":
                     self.engine_version[command.unit] = -1
+                    self.reused_tokens[command.unit] = 0
                     self.reserved[command.unit] = {}
                 self.at(self.soon(), e.RoleReady, cmd=command.seq, rank=command.rank)
             case c.StopRole():
@@ -215,6 +224,7 @@ class VirtualShell:
         assert sum(room for _, room in held.values()) <= bucket.kv_tokens
         if self.random.random() < self.kill_rate:
             self.kill(command.engine)
+        self.reuse(command, episode.context)
         tokens = self.random.randint(1, command.max_new_tokens)
         finish = "length" if tokens == command.max_new_tokens else "stop"
         self.at(
@@ -222,6 +232,19 @@ class VirtualShell:
             cmd=command.seq, traj=command.traj, engine=command.engine, tokens=tokens,
             oldest=version, newest=version, finish=finish,
         )  # fmt: skip
+
+    def reuse(self, command: c.Generate, context: int) -> None:
+        """What the engine finds of the turn's context, and what it says of that every now and then."""
+        returned = self.last_engine.get(command.traj) == command.engine
+        self.last_engine[command.traj] = command.engine
+        self.returned += returned
+        if self.kept is None:
+            return
+        self.reused_tokens[command.engine] += int(returned * self.kept * context)
+        if self.count["Generate"] % 5 == 0:
+            reused = self.reused_tokens[command.engine]
+            self.at(0.001, e.EngineReported, engine=command.engine, running=0, waiting=0, kv_tokens=0, prefilled_tokens=0,
+                    reused_tokens=reused, preemptions=0)  # fmt: skip
 
     def kill(self, unit: int) -> None:
         """The role of the unit's first rank dies."""

@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: `just setup-vllm`"),
 ]
+APART = [((2,), "single"), ((3,), "single")]
+TOGETHER = [((2, 3), "pair")]
 CONFIG = Path(__file__).parent / "vllm_tiny.toml"
 JOB = [
     *("--run.steps=100000", "--eval.tasks=0", "--warm_start.steps=40", "--rollout.max_lag=2"),
@@ -34,6 +36,11 @@ def engines(run: Launched) -> list[tuple[tuple[int, ...], str]]:
     """Ranks and bucket of every engine that serves."""
     with View(run.run_dir) as view:
         return sorted((row.ranks, row.bucket) for row in view.snapshot().engines if row.up)
+
+
+def until_up(run: Launched, wanted: list[tuple[tuple[int, ...], str]]) -> None:
+    """The torch engine answers long before vLLM is imported: batches alone say nothing of vLLM's engines."""
+    run.until(f"vLLM engines {wanted}", lambda: [e for e in engines(run) if e[1] != "rest"] == wanted)
 
 
 def reshape(run: Launched, times: int) -> None:
@@ -62,9 +69,9 @@ def test_two_engines_become_one_of_two_ranks_and_two_again_in_a_job_that_goes_on
 ) -> None:
     with job(tmp_path, warm_cache) as run:
         run.until_batch(1)
-        assert [e for e in engines(run) if e[1] != "rest"] == [((2,), "single"), ((3,), "single")]
+        until_up(run, APART)
         reshape(run, 2)
-        assert [e for e in engines(run) if e[1] != "rest"] == [((2,), "single"), ((3,), "single")]
+        until_up(run, APART)
         end_well(run)
     formed = [x.members for x in commands(run) if isinstance(x, c.FormGroup)]
     assert formed.count((2, 3)) == 1
@@ -77,6 +84,7 @@ def test_two_engines_become_one_of_two_ranks_and_two_again_in_a_job_that_goes_on
 def test_twenty_changes_of_shape(tmp_path: Path, warm_cache: Path) -> None:
     with job(tmp_path, warm_cache) as run:
         run.until_batch(1)
+        until_up(run, APART)
         reshape(run, 20)
         end_well(run)
     assert max(gaps(run)) < 1e-3
@@ -87,6 +95,7 @@ def test_whichever_process_of_an_engine_dies_or_hangs_the_engine_is_made_anew(tm
     shape = ["--bucket.0.engines=0", "--bucket.1.engines=1", "--deadline.stalled_s=30", "--deadline.role_restarts=9"]
     with job(tmp_path, warm_cache, *shape) as run:
         run.until_batch(1)
+        until_up(run, TOGETHER)
         started = 2
         for rank, number in ((2, signal.SIGKILL), (3, signal.SIGKILL), (3, signal.SIGSTOP)):
             turns = generated(run, "pair")

@@ -13,6 +13,7 @@ from libra.config.parts import EngineTuning, HardwareConfig, ModelShape
 from libra.config.schema import BucketConfig, Config, ModelConfig
 from libra.core.cost.engine import EngineCost
 from libra.core.cost.move import kv_move_s
+from libra.core.cost.reuse import Reuse
 
 NOMINAL = HardwareConfig(
     name="nominal-cpu-core",
@@ -65,6 +66,8 @@ class Shape:
         """KV room needed by the turns that wait for this bucket or one of its engines."""
         self.turn_tokens = FIRST_TURN_TOKENS
         """Slow mean of the tokens that turns sample here."""
+        self.reuse = Reuse()
+        """How much of the prefixes that should lie on these engines is still there."""
         rows = min(bucket.max_batch, max(1, bucket.kv_tokens // (2 * TYPICAL_CONTEXT_TOKENS)))
         self.typical_step_s = costs.step_s(rows, bucket.kv_tokens / 2)
         """A decode step at half of the KV room."""
