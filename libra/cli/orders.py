@@ -1,4 +1,4 @@
-"""`libra allocate | hold | pause | resume | move | drain | raise | cancel | undo`: one order over the control socket, and its answer.
+"""`libra allocate | hold | pause | resume | move | drain | raise | cancel | undo`: one order, and its answer.
 
 Exit code 0: accepted; 1: refused, and nothing has changed.
 """
@@ -28,7 +28,9 @@ from libra.errors import ConfigError
 
 def order(args: arguments.AnOrder) -> int:
     wanted = _order(args)
-    epoch = args.epoch if isinstance(args, arguments.Allocate | arguments.Move | arguments.Drain | arguments.Undo) else None
+    epoch = (
+        args.epoch if isinstance(args, arguments.Allocate | arguments.Move | arguments.Drain | arguments.Undo) else None
+    )
     with Orders(find_or_newest(args.run)) as link:
         answer = link.give(wanted, epoch)
         run = link.welcome.run

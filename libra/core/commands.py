@@ -8,6 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from libra.core.events import LogprobGap
+
 Role = Literal["trainer", "rollout", "gradient"]
 Kind = Literal["train", "eval_start", "eval_end", "eval"]
 """eval: held-out tasks during the run."""
@@ -250,8 +252,7 @@ class BatchConsumed(Command, frozen=True, tag=True, array_like=True):
     """Seconds that the trainer stood idle for this batch's last trajectories."""
     loss: float
     grad_norm: float
-    gap: float | None = None
-    """As in `StepDone`, the worst of all core ranks."""
+    gap: LogprobGap = LogprobGap()
     reward_stages: dict[str, float] = {}
     """What `reward` is made of: the mean of each stage over the same trajectories, before its weight."""
 

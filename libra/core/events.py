@@ -216,6 +216,19 @@ class ShareLost(Answer, frozen=True, tag=True, array_like=True):
     reason: str
 
 
+class LogprobGap(Struct, frozen=True, array_like=True, gc=False):
+    """|trainer - engine| log-probability of a step's tokens, mean and worst; None where there were none.
+
+    `mean`, `worst`: tokens whose whole turn was sampled by the version that is trained: what is left is numerics.
+    `rest_...`: all others, whose policy, or keys and values, were older: there the policies themselves differ.
+    """
+
+    mean: float | None = None
+    worst: float | None = None
+    rest_mean: float | None = None
+    rest_worst: float | None = None
+
+
 class StepDone(Answer, frozen=True, tag=True, array_like=True):
     """One core rank closed the step. Answers `CloseStep`. `finite` False: no optimiser step was taken anywhere."""
 
@@ -224,8 +237,7 @@ class StepDone(Answer, frozen=True, tag=True, array_like=True):
     loss: float
     grad_norm: float
     seconds: float
-    gap: float | None = None
-    """Worst |trainer - engine| log-probability over tokens whose whole turn this version sampled; None without such tokens."""
+    gap: LogprobGap = LogprobGap()
 
 
 # --- checkpoints

@@ -12,7 +12,7 @@ from libra.config.schema import Config
 from libra.core.admission import Admission
 from libra.core.batch import advantages, pack, stage_means
 from libra.core.commands import BatchConsumed, CloseStep, OpenStep, Round, Row
-from libra.core.events import RoundDone, RoundRefused, ShareHeld, ShareLost, ShareOffered, StepDone
+from libra.core.events import LogprobGap, RoundDone, RoundRefused, ShareHeld, ShareLost, ShareOffered, StepDone
 from libra.core.fleet import Fleet, Unit
 from libra.core.outbox import Outbox
 from libra.core.sharing import Sharing
@@ -75,7 +75,7 @@ class Learner:
         while self.step is None and not self.admission.exhausted and self.complete(self.admission.done):
             figures = self._assemble(self.admission.done)
             if figures.loss_tokens == 0:
-                self._consumed(figures, 0.0, trained=False, loss=0.0, grad_norm=0.0, gap=None)
+                self._consumed(figures, 0.0, trained=False, loss=0.0, grad_norm=0.0, gap=LogprobGap())
             else:
                 self._open(figures)
 
@@ -182,9 +182,7 @@ class Learner:
                 f" (loss {e.loss}, gradient norm {e.grad_norm}); no weights were changed or published"
             )
             return
-        step.loss, step.grad_norm = e.loss, e.grad_norm
-        if e.gap is not None:
-            step.gap = max(e.gap, step.gap or 0.0)
+        step.loss, step.grad_norm, step.gap = e.loss, e.grad_norm, e.gap
         step.unclosed.remove(e.rank)
         if not step.unclosed:
             self.step = None
@@ -199,7 +197,7 @@ class Learner:
             )
 
     def _consumed(
-        self, f: BatchFigures, busy_s: float, trained: bool, loss: float, grad_norm: float, gap: float | None
+        self, f: BatchFigures, busy_s: float, trained: bool, loss: float, grad_norm: float, gap: LogprobGap
     ) -> None:
         self.admission.consume(self.version)
         self.idle_since = self.out.now

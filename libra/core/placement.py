@@ -204,7 +204,6 @@ class Placement:
         offer = self.index.offer(need, whole, floor, last)
         if offer is None:
             return None
-        route = self._routes[traj.id]
         cached = self._still_cached(traj, last)
         turn = TurnView(
             traj.id,

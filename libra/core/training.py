@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from libra.core.commands import MicroBatch, Row
+from libra.core.events import LogprobGap
 from libra.core.fleet import Unit
 
 ROUNDS_AHEAD = 2
@@ -89,7 +90,7 @@ class TrainingStep:
     unclosed: list[int] = field(default_factory=list[int])
     loss: float = 0.0
     grad_norm: float = 0.0
-    gap: float | None = None
+    gap: LogprobGap = field(default_factory=LogprobGap)
 
     # --- the core
 

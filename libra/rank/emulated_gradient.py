@@ -83,7 +83,7 @@ class EmulatedGradient(EmulatedRole):
             self.link.send(m.RoundRefused(order.cmd, reason))
             return
         version = self._server.offer(self._loss_tokens)
-        note = m.ShareNote(float(self._own_tokens), 0.0, 0.0, 0.0, [])
+        note = m.ShareNote(float(self._own_tokens), [0.0] * 6, [])
         self._drop()
         self.link.send(m.ShareOffered(order.cmd, self._server.address, version, note))
 

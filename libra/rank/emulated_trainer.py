@@ -10,6 +10,7 @@ have summed exactly the loss tokens that it was opened with, over rounds and sha
 import threading
 from dataclasses import dataclass
 
+from libra.core.events import LogprobGap
 from libra.errors import RoleError
 from libra.rank.emulated_role import EmulatedRole
 from libra.rank.emulated_share import fetch
@@ -89,7 +90,7 @@ class EmulatedTrainer(EmulatedRole):
         self._step = None
         self.link.doing = "idle"
         self.link.send(m.Held(order.version, ""))
-        self.link.send(m.StepFinished(order.cmd, True, loss, 1.0, 0.0, None, ""))
+        self.link.send(m.StepFinished(order.cmd, True, loss, 1.0, 0.0, LogprobGap(), ""))
 
     # --- shares
 

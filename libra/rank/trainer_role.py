@@ -142,7 +142,7 @@ class TrainerRole:
                 result.loss,
                 result.grad_norm,
                 seconds,
-                result.logprob_gap_max,
+                result.gap,
                 result.detail,
             )
         )

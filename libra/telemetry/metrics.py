@@ -1,6 +1,6 @@
 """metrics.jsonl: one JSON object a line, for plots and for people with `jq`.
 
-    {"kind": "batch", "t": 12.3, "batch": 4, "reward": 0.4, ...}     a consumed batch (every field of BatchConsumed)
+    {"kind": "batch", "t": 12.3, "batch": 4, "reward": 0.4, ...}     a consumed batch (as BatchConsumed; `gap` is four)
     {"kind": "eval", "t": ..., "which": "eval_end", "reward": ...}   an evaluation
     {"kind": "report", "t": ..., "level": "warning", "what": ...}    one line for people
     {"kind": "move", "t": ..., "move": 3, "stage": "ready", ...}     a move entered a stage (every field of MoveChanged)
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from libra.core.commands import BatchConsumed, Command, Evaluated, MoveChanged, Report
+from libra.core.events import LogprobGap
 from libra.telemetry.paths import Straggler
 
 FILE = "metrics.jsonl"
@@ -49,7 +50,7 @@ class Gauges(Struct, frozen=True, kw_only=True):
     ranks_by_role: dict[str, int] = {}
     """Now: "core", the name of a bucket, "gradient", "lost", and "wide > gradient" for one that moves."""
     prefix_kept: dict[str, float] = {}
-    """Of the context tokens that placement takes for cached, the share that engines find, by bucket: 1 until they say otherwise."""
+    """Of the context tokens that placement takes for cached, the share that engines find, by bucket; 1 at first."""
     cost_factor: dict[str, float] = {}
     """Observed over predicted seconds of turns, by bucket: the slow correction of the cost model."""
 
@@ -65,7 +66,15 @@ class MetricsWriter:
         """Write the line of a BatchConsumed, Evaluated, MoveChanged or Report; every other command has none."""
         match command:
             case BatchConsumed():
-                self._line("batch", t, _fields(command))
+                fields = _fields(command)
+                gap: LogprobGap = fields.pop("gap")
+                gaps = {
+                    "gap": gap.worst,
+                    "gap_mean": gap.mean,
+                    "gap_rest": gap.rest_worst,
+                    "gap_rest_mean": gap.rest_mean,
+                }
+                self._line("batch", t, fields | gaps)
             case Evaluated():
                 fields = _fields(command)
                 self._line("eval", t, {"which": fields.pop("kind"), **fields})

@@ -431,8 +431,8 @@ class Tally:
         self.lag = batch.lag
         self._dropped_groups += batch.groups - batch.groups_trained
         self._tail_wait_s += batch.wait_s
-        if batch.gap is not None:
-            self._gap = max(batch.gap, self._gap or 0.0)
+        if batch.gap.worst is not None:
+            self._gap = max(batch.gap.worst, self._gap or 0.0)
         if batch.trained:
             self._trained += 1
             self._lag_sum += batch.lag

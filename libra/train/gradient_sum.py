@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from libra.core.events import LogprobGap
 from libra.errors import RoleError
 from libra.train.sharded import ShardedPolicy, local_piece
 from libra.wire.messages import ShareNote
@@ -22,15 +23,34 @@ NAMED_AT_MOST = 4
 
 
 class Gap(NamedTuple):
-    """How far the trainer's log-probabilities lie from those stored by engines that held the same weights."""
+    """How far the trainer's log-probabilities lie from those that engines stored: sums of absolute differences, numbers of
+    tokens, the worst difference. First of tokens that engines sampled with the same weights, then of the rest."""
 
     total: float = 0.0
-    """Sum of absolute differences."""
     tokens: float = 0.0
     worst: float = 0.0
+    rest_total: float = 0.0
+    rest_tokens: float = 0.0
+    rest_worst: float = 0.0
 
-    def plus(self, total: float, tokens: float, worst: float) -> "Gap":
-        return Gap(self.total + total, self.tokens + tokens, max(self.worst, worst))
+    def plus(self, x: "Gap") -> "Gap":
+        return Gap(
+            self.total + x.total,
+            self.tokens + x.tokens,
+            max(self.worst, x.worst),
+            self.rest_total + x.rest_total,
+            self.rest_tokens + x.rest_tokens,
+            max(self.rest_worst, x.rest_worst),
+        )
+
+    def figures(self) -> LogprobGap:
+        same, rest = self.tokens > 0, self.rest_tokens > 0
+        return LogprobGap(
+            mean=self.total / self.tokens if same else None,
+            worst=self.worst if same else None,
+            rest_mean=self.rest_total / self.rest_tokens if rest else None,
+            rest_worst=self.rest_worst if rest else None,
+        )
 
 
 class Share(NamedTuple):
@@ -75,7 +95,7 @@ class GradientSum:
         self.loss += loss.detach()
         self.culprits += culprits
         if gap is not None:
-            self.gap = self.gap.plus(*gap)
+            self.gap = self.gap.plus(gap)
 
     @torch.no_grad()
     def add_share(self, share: Share) -> None:
@@ -86,7 +106,7 @@ class GradientSum:
         for note in share.notes:
             self.loss += note.loss
             self.culprits += note.culprits
-            self.gap = self.gap.plus(note.gap_total, note.gap_tokens, note.gap_worst)
+            self.gap = self.gap.plus(Gap(*note.gap))
 
     def gradients(self) -> list[torch.Tensor]:
         """This rank's pieces of the sum, live, in the order of the parameters; there must have been a round."""
@@ -94,7 +114,7 @@ class GradientSum:
 
     def note(self) -> ShareNote:
         """What goes with the gradient where it is offered as a share."""
-        return ShareNote(self.loss.item(), *self.gap, self.culprits[:NAMED_AT_MOST])
+        return ShareNote(self.loss.item(), [*self.gap], self.culprits[:NAMED_AT_MOST])
 
     def drop(self) -> None:
         """Ends the step and frees its gradient."""

@@ -29,7 +29,7 @@ class RoundLoss(NamedTuple):
 def policy_loss(sharded: ShardedPolicy, samples: Sequence[Sample], trainer: TrainerConfig, version: int) -> RoundLoss:
     """The forward pass of this rank's micro-batch; no loss token: a dummy that runs the same collectives.
 
-    `version` is that of the weights held now: the gap counts only tokens that it sampled in turns that it began.
+    `version` is that of the weights held now: the gap counts tokens that it sampled in turns that it began apart from the rest.
     """
     if not any(any(s.sampled) for s in samples):
         return RoundLoss((sharded.policy(*dummy(sharded.device).forward) * 0).sum(), [], Gap())
@@ -46,5 +46,9 @@ def policy_loss(sharded: ShardedPolicy, samples: Sequence[Sample], trainer: Trai
 
 
 def _gap(logprob: torch.Tensor, goal: Targets, version: int) -> Gap:
-    gap = (logprob - goal.behaviour).abs()[(goal.versions == version) & (goal.began == version)]
-    return Gap(gap.sum().item(), gap.numel(), gap.max().item()) if gap.numel() else Gap()
+    gap = (logprob - goal.behaviour).abs()
+    same = (goal.versions == version) & (goal.began == version)
+    figures: list[float] = []
+    for part in (gap[same], gap[~same]):
+        figures += [part.sum().item(), part.numel(), part.max().item()] if part.numel() else [0.0, 0.0, 0.0]
+    return Gap(*figures)

@@ -14,6 +14,7 @@ Called by `libra.train.trainer` and `libra.train.warm_start`.
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -120,8 +121,8 @@ class SummedStep:
             raise RoleError(f"core ranks closed different steps: (rounds, divisor) = {[row[:2] for row in table]}")
         loss = sum(row[2] for row in table) / divisor
         norm = math.sqrt(sum(row[3] for row in table))
-        culprits = sorted({int(x) for row in table for x in row[7:] if x >= 0})
-        gap = Gap(sum(row[4] for row in table), sum(row[5] for row in table), max(row[6] for row in table))
+        culprits = sorted({int(x) for row in table for x in row[10:] if x >= 0})
+        gap = reduce(Gap.plus, (Gap(*row[4:10]) for row in table))
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:
             self._step(gradients, norm)
@@ -129,7 +130,7 @@ class SummedStep:
         return Closed(finite, loss, norm, culprits, gap)
 
     def _exchange(self, gradients: list[torch.Tensor]) -> list[list[float]]:
-        """One row a rank: rounds, divisor, loss sum, squared norm, gap (3), culprits."""
+        """One row a rank: rounds, divisor, loss sum, squared norm, gap (6), culprits."""
         s = self._sum
         norms = torch.stack(torch._foreach_norm(gradients)).to(torch.float64)  # type: ignore[arg-type]
         named = (s.culprits + [-1] * NAMED_AT_MOST)[:NAMED_AT_MOST]

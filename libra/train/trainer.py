@@ -17,6 +17,7 @@ import torch
 from msgspec import Struct
 
 from libra.config.schema import Config
+from libra.core.events import LogprobGap
 from libra.errors import RoleError
 from libra.train.gradient_sum import Share
 from libra.train.policy_round import policy_loss
@@ -37,10 +38,7 @@ class StepResult(Struct, frozen=True):
     """Global norm before clipping."""
     detail: str
     """Where not finite: step, batch and, where known, the trajectories. Else empty."""
-    logprob_gap_mean: float | None = None
-    """Mean |trainer - engine| log-probability of tokens whose whole context and sampling were by the version being trained;
-    None: no such token."""
-    logprob_gap_max: float | None = None
+    gap: LogprobGap = LogprobGap()
 
 
 class Trainer:
@@ -106,14 +104,12 @@ class Trainer:
             detail = (
                 f"{self._where}: loss {closed.loss:.6g}, gradient norm {closed.grad_norm:.6g}, no step taken{named}"
             )
-        total, tokens, worst = closed.gap
         return StepResult(
             finite=closed.finite,
             loss=closed.loss,
             grad_norm=closed.grad_norm,
             detail=detail,
-            logprob_gap_mean=total / tokens if tokens else None,
-            logprob_gap_max=worst if tokens else None,
+            gap=closed.gap.figures(),
         )
 
     def shards(self) -> list[Shard]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from libra.core.events import LogprobGap
 from libra.wire.base import Message
 from libra.wire.saving import FilePart, Load, Loaded, Save, Saved, SaveFailed
 from libra.wire.shares import FetchShare, OfferShare, ShareFetched, ShareLost, ShareNote, ShareOffered
@@ -395,8 +396,7 @@ class StepFinished(Message, frozen=True, tag=True):
     loss: float
     grad_norm: float
     seconds: float
-    gap: float | None
-    """Worst |trainer - engine| log-probability over tokens whose whole turn this version sampled."""
+    gap: LogprobGap
     detail: str
 
 

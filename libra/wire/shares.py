@@ -11,13 +11,11 @@ class OfferShare(Message, frozen=True, tag=True):
 
 
 class ShareNote(Message, frozen=True, tag=True):
-    """What goes with one rank's part of a share: its sum of losses (before the division), gap figures as in
-    `libra.train.summed_step.Gap`, and trajectories whose loss was not finite."""
+    """What goes with one rank's part of a share: its sum of losses (before the division), its
+    `libra.train.gradient_sum.Gap`, and trajectories whose loss was not finite."""
 
     loss: float
-    gap_total: float
-    gap_tokens: float
-    gap_worst: float
+    gap: list[float]
     culprits: list[int]
 
 

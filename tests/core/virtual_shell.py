@@ -39,8 +39,8 @@ class Episode:
 
 class VirtualShell:
     """`fail_rate`: share of episodes that end as failed; `kill_rate`: chance that an engine's role dies at a turn;
-    `share_fault_rate`: chance that an order to a replica is lost, refused, or kills it; `kept`: share of the context that engines
-    find in their cache when a turn comes back to them, and report; None: they report nothing."""
+    `share_fault_rate`: chance that an order to a replica is lost, refused, or kills it; `kept`: share of the context that
+    engines find in their cache when a turn comes back to them, and report; None: they report nothing."""
 
     def __init__(
         self,

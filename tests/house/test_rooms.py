@@ -75,7 +75,7 @@ RUNS = sorted(p for p in (ROOT / "configs").glob("*.toml"))
 def test_every_run_in_configs_loads_and_could_start(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # A model with the heads of SmolLM2 stands in for it, so nothing is downloaded here.
-    chat_model(tmp_path / "libra" / "models" / "smollm2-135m-instruct", hidden=72, heads=9, kv_heads=3)
+    chat_model(tmp_path / "libra" / "models" / "smollm2-135m-instruct", hidden=288, heads=9, kv_heads=3)
     config = load(path)
     if isinstance(config.env, WorkloadConfig):
         assert plan(config).config.devices == config.devices

@@ -145,7 +145,7 @@ def nan_in_a_share(index: int, size: int) -> tuple[StepResult, StepResult]:
         trainer.open(5, 21, batch=9)
         trainer.round(MICRO[0] if index == 0 else [])
         parts = [torch.zeros(r.stop - r.start, dtype=torch.float64) for r in trainer.sharded.ranges()]
-        note = ShareNote(float("nan") if bad else 2.0, 1.5, 3.0, 1.0, [77] if bad else [])
+        note = ShareNote(float("nan") if bad else 2.0, [1.5, 3.0, 1.0, 0.0, 0.0, 0.0], [77] if bad else [])
         results.append(trainer.close([Share(parts, [note] if index == 0 else [])]))
     return results[0], results[1]
 
@@ -157,5 +157,4 @@ def test_a_share_that_is_not_finite_stops_the_step_on_all_core_ranks_and_its_not
         assert good.finite
         own = Reference(config(), torch.float64).loss_sum(MICRO[0]).item()
         assert good.loss == pytest.approx((own + 2.0) / 21, rel=1e-12)
-        assert good.logprob_gap_mean == pytest.approx(0.5)
-        assert good.logprob_gap_max == 1.0
+        assert (good.gap.mean, good.gap.worst) == (pytest.approx(0.5), 1.0)

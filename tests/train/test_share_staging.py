@@ -53,7 +53,7 @@ class Core:
         self.staging = Staging(RANGES, torch.float64, TOKEN, INCARNATION, self.answers.put)
 
     def fetch(self, cmd: int, step: int, id: int, source: str, *, version: int = 0, deadline_s: float = 60.0) -> None:
-        note = ShareNote(float(id), 0.0, 0.0, 0.0, [])
+        note = ShareNote(float(id), [0.0] * 6, [])
         self.staging.fetch(FetchShare(cmd, step, id, version, (source,), [note], deadline_s))
 
     def answer(self) -> Any:
