@@ -8,7 +8,7 @@ Both sockets are in the run's private directory: control.sock the user's alone, 
 
 import grp
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from libra.control.server import ControlServer
 from libra.control.state import LiveState
 from libra.controller import view
 from libra.controller.follow import Follower
+from libra.controller.rows import Liveness
 from libra.controller.turns import Turns
 from libra.core import commands as c
 from libra.core import events as e
@@ -44,14 +45,14 @@ def viewers_group(config: Config) -> int | None:
 class ControlRoom:
     """`give` hands orders to the core, None while it takes none; its answers come through `desk.answered`.
 
-    `wall`: what heartbeats are timed with, where that is not the run's clock.
+    `linked`: what heartbeats tell of the ranks that are; `wall`: what they are timed with, where that is not the run's clock.
     """
 
     def __init__(
         self,
         core: Core,
         gauges: view.Gauges,
-        liveness: Callable[[int], view.Liveness | None],
+        linked: Mapping[int, Liveness],
         clock: Callable[[], float],
         incarnation: str,
         log: Callable[[str], None],
@@ -62,7 +63,7 @@ class ControlRoom:
         self.follower = Follower(core, self._publish, self._wants_decisions)
         self.turns = Turns(core)
         self._clock = clock
-        looker = view.Looker(core, self.follower, gauges, liveness, clock, wall or clock)
+        looker = view.Looker(core, self.follower, gauges, linked, clock, wall or clock)
         self.hub = Hub(looker.snapshot, lambda traj: self.turns.detail(traj, round(clock(), 4)), clock)
         self.desk = OrderDesk(core.config.control.override, give, partial(view.epoch, core), self._answered)
         self.server = ControlServer(core.config.run.name, incarnation, self.hub, self.desk, self, log)

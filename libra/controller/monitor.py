@@ -44,35 +44,32 @@ class Monitor:
         self._deadline = deadline
         self._clock = clock
         self._post = post
-        self._ranks: dict[int, Watched] = {}
+        self.linked: dict[int, Watched] = {}
+        """The ranks that are: for others to look at."""
         self._why: dict[int, str] = {}
 
     def joined(self, rank: int, close: Callable[[], None]) -> None:
         """`close` cuts the rank's link off; its end is then reported as the loss of the rank."""
-        self._ranks[rank] = Watched(close, self._clock())
+        self.linked[rank] = Watched(close, self._clock())
         self._why.pop(rank, None)
 
     def left(self, rank: int) -> None:
-        self._ranks.pop(rank, None)
-
-    def watched(self, rank: int) -> Watched | None:
-        """What is known of a rank that is linked, to look at."""
-        return self._ranks.get(rank)
+        self.linked.pop(rank, None)
 
     def why(self, rank: int) -> str:
         """Why the link of a rank was cut off; "" where the rank itself closed it."""
         return self._why.get(rank, "")
 
     def role_started(self, rank: int, start: int) -> None:
-        if (watched := self._ranks.get(rank)) is not None:
+        if (watched := self.linked.get(rank)) is not None:
             watched.roles[start] = Progress(self._clock())
 
     def role_ended(self, rank: int, start: int) -> None:
-        if (watched := self._ranks.get(rank)) is not None:
+        if (watched := self.linked.get(rank)) is not None:
             watched.roles.pop(start, None)
 
     def heartbeat(self, rank: int, heartbeat: Heartbeat) -> None:
-        watched = self._ranks.get(rank)
+        watched = self.linked.get(rank)
         if watched is None:
             return  # it was cut off; this had been on its way
         watched.seen = self._clock()
@@ -94,13 +91,13 @@ class Monitor:
 
     def _forgive(self, late_s: float) -> None:
         if late_s > CHECK_S:
-            for watched in self._ranks.values():
+            for watched in self.linked.values():
                 watched.seen += late_s
                 for role in watched.roles.values():
                     role.moved += late_s
 
     def _check(self, now: float) -> None:
-        for rank, watched in list(self._ranks.items()):
+        for rank, watched in list(self.linked.items()):
             if now - watched.seen > self._deadline.lost_s:
                 self._why[rank] = f"no heartbeat for {self._deadline.lost_s:g} s"
                 watched.close()

@@ -9,7 +9,7 @@ whose last event the core refuses, ends there. Blocking: who plays it keeps it i
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 from math import inf
 from pathlib import Path
@@ -33,6 +33,7 @@ from libra.telemetry.journal import JournalReader
 from libra.telemetry.saved_tally import SavedTally
 from libra.telemetry.summary import Tally
 from libra.telemetry.version import code_version
+from libra.wire.messages import EngineStats
 
 
 class _Reel:
@@ -96,7 +97,7 @@ class Rewind:
         self._looks = RunLooks(self.config, self._tally)
         self._follower = Follower(self.core, self._publish, lambda: False)
         self._turns = Turns(self.core)
-        self._looker = Looker(self.core, self._follower, self, lambda _: None, lambda: self.now, lambda: self.now)
+        self._looker = Looker(self.core, self._follower, self, {}, lambda: self.now, lambda: self.now)
         self.ended = False
         self._fetch()
 
@@ -110,8 +111,9 @@ class Rewind:
     def tally(self) -> Tally:
         return self._tally
 
-    def stats(self, engine: int) -> None:
-        return None
+    @property
+    def stats(self) -> Mapping[int, EngineStats]:
+        return {}
 
     # --- moving
 

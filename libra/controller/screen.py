@@ -4,7 +4,7 @@ Nothing here decides anything, and nothing here may stop the run: a terminal tha
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import anyio
 
@@ -79,12 +79,13 @@ class Screen:
         before, self._looks.stats[engine] = self._looks.stats.get(engine), stats
         return stats != before
 
-    def stats(self, engine: int) -> m.EngineStats | None:
-        """What the engine last said of itself."""
-        return self._looks.stats.get(engine)
+    @property
+    def stats(self) -> Mapping[int, m.EngineStats]:
+        """What engines last said of themselves, of those that did."""
+        return self._looks.stats
 
     def _prefix_hits(self, engine: int) -> float:
-        said = self.stats(engine)
+        said = self.stats.get(engine)
         asked = said.reused_tokens + said.prefilled_tokens if said else 0
         return round(said.reused_tokens / asked, 4) if said and asked else 0.0
 
@@ -118,7 +119,7 @@ class Screen:
             engine_waiting=tuple(row.waiting for row in view.engines),
             engine_kv=tuple(round(row.kv, 4) for row in view.engines),
             engine_prefix_hits=tuple(self._prefix_hits(id) for id in core.fleet.engines),
-            engine_preemptions=tuple(s.preemptions if (s := self.stats(id)) else 0 for id in core.fleet.engines),
+            engine_preemptions=tuple(s.preemptions if (s := self.stats.get(id)) else 0 for id in core.fleet.engines),
             turns_by_bucket=dict(self.tally.paths.turns_by_bucket),
             epoch=view.epoch,
             ranks_by_role=dict(Counter(view.roles)),

@@ -57,10 +57,11 @@ class Shell:
         self.config = config = world.config
         self.core = core
         self.clock = clock
+        self.monitor = Monitor(config.deadline, clock.wall, self._noticed)
         self.control = ControlRoom(
             self.core,
             screen,
-            lambda rank: self.monitor.watched(rank),
+            self.monitor.linked,
             clock,
             meeting.incarnation,
             screen.log,
@@ -69,7 +70,6 @@ class Shell:
         )
         self.runtime = Runtime(self.core, journal, (tally, self.control), self.carry_out, clock)
         self.episodes = world.episodes(tasks, clock, self.runtime.post, self._transcripts(run_dir, screen))
-        self.monitor = Monitor(config.deadline, clock.wall, self._noticed)
         self.checkpoints = Checkpoints(
             self.core, run_dir, meeting.incarnation, screen, tasks, clock,
             lambda message: self._to_unit(CORE, message), self.runtime.post,

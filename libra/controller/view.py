@@ -1,13 +1,15 @@
 """From the state of a run to a `Snapshot`: pure functions that only look. The one place that reads the core for viewers.
 
-    core, follower, liveness, gauges ──> Looker.snapshot(n) ──> hub
+    core, follower, linked ranks, gauges ──> Looker.snapshot(n) ──> hub
+                                               └─ rows: ranks, engines
 
 What depends on how ranks get their roles stands in the functions at the end. At 1,024 ranks and 10,000 trajectories a
-snapshot takes milliseconds (`tests/bench/control.py`): nothing here walks through all trajectories.
+snapshot takes milliseconds (`tests/bench/control.py`): nothing here walks through all trajectories, and what grows with the
+ranks is in `libra.controller.rows`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Protocol
 
@@ -18,7 +20,6 @@ from libra.control.snapshot import (
     EngineRow,
     MoveRow,
     PacePart,
-    RankRow,
     ReplicaRow,
     RunPart,
     Snapshot,
@@ -26,8 +27,8 @@ from libra.control.snapshot import (
     TrainerPart,
 )
 from libra.controller.follow import Follower
+from libra.controller.rows import Liveness, engine_rows, rank_rows
 from libra.core.coordinator import Core
-from libra.core.fleet import DeviceRank, Engine
 from libra.core.handover import Move
 from libra.telemetry.display import RunView
 from libra.telemetry.summary import Tally
@@ -40,22 +41,6 @@ SLOW_FACTOR = 2.0
 """Times the mean age at which trajectories end."""
 
 
-class Progress(Protocol):
-    """What heartbeats tell of a role."""
-
-    doing: str
-    beats: int
-
-
-class Liveness(Protocol):
-    """What heartbeats tell of a rank: when, and of its roles by their start."""
-
-    @property
-    def seen(self) -> float: ...
-    @property
-    def roles(self) -> Mapping[int, Progress]: ...
-
-
 class Gauges(Protocol):
     """What the shell counts and hears of its engines: the screen, in a live run."""
 
@@ -63,20 +48,21 @@ class Gauges(Protocol):
     def view(self) -> RunView: ...
     @property
     def tally(self) -> Tally: ...
-    def stats(self, engine: int) -> EngineStats | None:
-        """What the engine itself last said."""
+    @property
+    def stats(self) -> Mapping[int, EngineStats]:
+        """What engines themselves last said, of those that did."""
         ...
 
 
 class Looker:
-    """`liveness(rank)` is None for a rank that is not linked; its times are read off `wall`, all others off the run's clock."""
+    """`linked`: what heartbeats tell of the ranks that are; its times are read off `wall`, all others off the run's clock."""
 
     def __init__(
         self,
         core: Core,
         follower: Follower,
         gauges: Gauges,
-        liveness: Callable[[int], Liveness | None],
+        linked: Mapping[int, Liveness],
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
@@ -84,24 +70,24 @@ class Looker:
         self._core = core
         self._follower = follower
         self._gauges = gauges
-        self._liveness = liveness
+        self._linked = linked
         self._clock = clock
         self._stalled_s = core.config.deadline.stalled_s
 
     def snapshot(self, n: int) -> Snapshot:
         self._follower.ask()
         core, now = self._core, self._clock()
-        names = [bucket.name for bucket in core.config.bucket]
-        ranks = tuple([self._rank(rank, names, now) for rank in core.fleet.ranks.values()])
+        ranks = rank_rows(core, self._follower, self._linked, self._wall())
+        engines = engine_rows(core, self._follower.engine_tokens, self._gauges.stats)
         return Snapshot(
             n=n,
             t=round(now, 4),
             run=self._run(),
             pace=self._pace(),
-            allocation=allocation(core, Counter(row.role for row in ranks)),
+            allocation=allocation(core, Counter([row.role for row in ranks])),
             trainer=trainer(core, self._follower, now),
             ranks=ranks,
-            engines=tuple([self._engine(engine, names) for engine in engines(core)]),
+            engines=engines,
             replicas=replicas(core, self._follower.micro_batches),
             buckets=self._buckets(now),
             tail=tuple([row for id in self._follower.tail(TAIL) if (row := self._tail(id, now)) is not None]),
@@ -141,56 +127,12 @@ class Looker:
             alerts=tuple(Alert(round(t, 3), level, what) for t, level, what in self._follower.alerts),
         )
 
-    def _rank(self, rank: DeviceRank, names: list[str], now: float) -> RankRow:
-        alive = self._liveness(rank.rank)
-        host, device = self._follower.hosts.get(rank.rank, ("", ""))
-        unit = self._core.fleet.unit(rank.unit)
-        role = alive.roles.get(unit.starts.get(rank.rank, 0)) if alive and unit else None
-        return RankRow(
-            rank.rank,
-            host,
-            device,
-            self._core.fleet.role(rank, unit),
-            rank.unit,
-            names[unit.bucket] if unit and unit.bucket >= 0 else "",
-            unit.state if unit and rank.status == "here" else rank.status,
-            max(0.0, self._wall() - alive.seen) if alive else None,
-            role.doing if role else "",
-            role.beats if role else -1,
-            self._follower.busy_s.get(rank.rank, 0.0),
-            unit.restarts if unit else 0,
-            rank.move,
-        )
-
-    def _engine(self, engine: Engine, names: list[str]) -> EngineRow:
-        load = engine.load
-        said = self._gauges.stats(load.id)
-        held = said.kv_tokens if said else load.reserved_tokens
-        return EngineRow(
-            load.id,
-            names[load.bucket],
-            engine.ranks,
-            load.up,
-            load.version,
-            engine.asked if engine.command and engine.asked > engine.version else -1,
-            said.running if said else load.running,
-            said.waiting if said else 0,
-            held / load.kv_tokens,
-            load.kv_tokens,
-            load.outstanding_tokens,
-            load.residual_tokens,
-            self._follower.engine_tokens.get(load.id, 0),
-            said.prefilled_tokens if said else 0,
-            said.reused_tokens if said else 0,
-            said.preemptions if said else 0,
-        )
-
     def _buckets(self, now: float) -> tuple[BucketRow, ...]:
         shapes = self._core.placement.shapes
         up = [0] * len(shapes)
         built = [0] * len(shapes)
         in_flight = [0] * len(shapes)
-        for engine in engines(self._core):
+        for engine in self._core.fleet.engines.values():
             load = engine.load
             built[load.bucket] += 1
             up[load.bucket] += load.up
@@ -263,10 +205,6 @@ def trainer(core: Core, follower: Follower, now: float) -> TrainerPart:
 
 
 # --- who does what
-
-
-def engines(core: Core) -> Iterable[Engine]:
-    return core.fleet.engines.values()
 
 
 def replicas(core: Core, taken: Mapping[int, int]) -> tuple[ReplicaRow, ...]:

@@ -24,11 +24,13 @@ import msgspec
 
 from libra.control.messages import PROTOCOL, TOPICS, Hello, Watch
 from libra.controller.control import ControlRoom
+from libra.controller.monitor import Monitor
 from libra.core import commands as c
 from libra.core import events as e
 from libra.telemetry.display import RunView
 from libra.telemetry.summary import Tally
 from libra.wire.frames import pack
+from libra.wire.messages import EngineStats, Heartbeat, RoleBeat
 from tests.bench.core import Load, config_of, reference_us
 
 GAP_EVENTS = 500
@@ -37,34 +39,12 @@ LOOP_EVENTS = 50
 
 
 class Gauges:
-    def __init__(self) -> None:
+    """Every engine has said of itself what engines say."""
+
+    def __init__(self, engines: int) -> None:
         self.view = RunView(run="bench", mode="async", seed=0, steps=1)
         self.tally = Tally("bench", "async", 0)
-
-    def stats(self, engine: int) -> None:
-        return None
-
-
-class Working:
-    """What heartbeats tell of every role."""
-
-    doing, beats = "generate", 12_345
-
-
-class EveryStart(dict[int, Working]):
-    """Whatever role is asked for: it works."""
-
-    def get(self, start: int, default: object = None) -> Working:  # type: ignore[override]
-        return WORKING
-
-
-WORKING = Working()
-
-
-class Alive:
-    """What heartbeats tell of every rank."""
-
-    seen, roles = 0.0, EveryStart()
+        self.stats = {id: EngineStats(0, 12, 3, 40_000, 9000, 123_456, 50_000, 20_000) for id in range(engines)}
 
 
 class Watched(Load):
@@ -75,8 +55,11 @@ class Watched(Load):
         self.event_ns: list[int] = []
         engines = max(32, ranks * 32 // 72)  # 16, 8, 6 and 2 of TP 1, 2, 4 and 8 are 72 ranks
         super().__init__(config_of(policy, engines, live), 1)
-        self.gauges = Gauges()
-        self.room = ControlRoom(self.core, self.gauges, lambda _: Alive(), lambda: self.now, "beef", print)
+        self.gauges = Gauges(len(self.core.fleet.engines))
+        self.monitor = Monitor(self.config.deadline, lambda: self.now, print)
+        for rank in self.core.fleet.ranks:
+            self.monitor.joined(rank, lambda: None)
+        self.room = ControlRoom(self.core, self.gauges, self.monitor.linked, lambda: self.now, "beef", print)
 
     def run(self, events: int) -> None:
         for _ in range(events):
@@ -89,6 +72,12 @@ class Watched(Load):
             self.event_ns.append(handled - began)
             for command in commands:
                 self.carry_out(command)
+
+    def carry_out(self, command: c.Command) -> None:
+        if isinstance(command, c.StartRole):
+            self.monitor.role_started(command.rank, command.seq)
+            self.monitor.heartbeat(command.rank, Heartbeat(1, (RoleBeat(command.seq, "generate", 12_345),)))
+        super().carry_out(command)
 
     def _observe(self, event: e.AnyEvent, commands: list[c.Command]) -> None:
         self.room.event(event)

@@ -17,10 +17,12 @@ from libra.config.schema import BucketConfig, Config, EvalConfig, RolloutConfig,
 from libra.control.desk import Give
 from libra.control.messages import PROTOCOL, Hello, ToOrderer, ToViewer, Watch
 from libra.controller.control import ControlRoom
+from libra.controller.rows import Liveness
 from libra.core import events as e
 from libra.telemetry.display import RunView
 from libra.telemetry.summary import Tally
 from libra.wire.frames import AsyncReader, Codec, pack
+from libra.wire.messages import EngineStats
 
 DEADLINE_S = 20.0
 
@@ -42,8 +44,7 @@ class Gauges:
         self.view = RunView(run=config.run.name, mode=config.run.mode, seed=0, steps=config.run.steps)
         self.tally = Tally(config.run.name, config.run.mode, 0)
 
-    def stats(self, engine: int) -> None:
-        return None
+        self.stats: dict[int, EngineStats] = {}
 
 
 class Room:
@@ -52,10 +53,12 @@ class Room:
     def __init__(self, config: Config | None = None, give: Give | None = None, seed: int = 0, **shell: float) -> None:
         self.shell = VirtualShell(config or small_config(), seed, **shell)
         self.gauges = Gauges(self.shell.config)
+        self.linked: dict[int, Liveness] = {}
+        """What heartbeats tell."""
         self.log: list[str] = []
         """What the sockets' side had to say of bad links and faults."""
         core, now = self.shell.core, lambda: self.shell.now
-        self.control = ControlRoom(core, self.gauges, lambda _: None, now, "beef", self.log.append, give)
+        self.control = ControlRoom(core, self.gauges, self.linked, now, "beef", self.log.append, give)
         self.shell.at(0.0, e.RunStarted)
         for rank in range(1, self.shell.config.devices + 1):
             self.shell.at(self.shell.soon(), e.RankJoined, rank=rank, host="h", device="cpu")
