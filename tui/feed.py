@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from libra.control.messages import News
+from libra.control.messages import Missed, News
 from libra.control.snapshot import Snapshot, TrajectoryDetail
 from tui.model import MOST_NEWS, LinkState, Model, Playing, Stage
 
@@ -20,13 +20,14 @@ class Feed:
         self._clock = clock
         self._lock = threading.Lock()
         self._news: deque[News] = deque(maxlen=MOST_NEWS)
+        self._missed = 0
         self._snapshot: Snapshot | None = None
         self._detail: TrajectoryDetail | None = None
         self._playing: Playing | None = None
         self._link: LinkState | None = None
         self._waked = False
 
-    def put(self, word: Snapshot | TrajectoryDetail | News | Playing) -> None:
+    def put(self, word: Snapshot | TrajectoryDetail | News | Missed | Playing) -> None:
         with self._lock:
             match word:
                 case Snapshot():
@@ -35,6 +36,8 @@ class Feed:
                     self._detail = word
                 case News():
                     self._news.append(word)
+                case Missed():
+                    self._missed += word.news
                 case Playing():
                     self._playing = word
         self._call()
@@ -53,6 +56,8 @@ class Feed:
             self._snapshot = self._detail = self._link = self._playing = None
             news = list(self._news)
             self._news.clear()
+            model.missed += self._missed
+            self._missed = 0
         for word in news:
             model.hear(word)
         if link is not None:

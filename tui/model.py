@@ -40,6 +40,8 @@ class Model:
         self.detail: TrajectoryDetail | None = None
         self.history = History()
         self.news: deque[News] = deque(maxlen=MOST_NEWS)
+        self.missed = 0
+        """News that the controller threw away because this view did not read in time."""
         self.link = LinkState("connecting")
         self.playing: Playing | None = None
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from libra.config.rundir import is_alive, read_pid
 from libra.control.client import View
-from libra.control.messages import STANDING_TOPICS, Missed
+from libra.control.messages import STANDING_TOPICS
 from libra.errors import LibraError, RunGone
 from tui.feed import Feed
 
@@ -68,8 +68,7 @@ class Live:
                         if wait_s:
                             self._feed.say("live")
                             wait_s = 0.0
-                        if not isinstance(word, Missed):
-                            self._feed.put(word)
+                        self._feed.put(word)
             except RunGone as e:
                 if not self._lives():
                     self._feed.say("over", str(e))

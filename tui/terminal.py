@@ -46,6 +46,8 @@ def look(environ: Mapping[str, str], *, ascii_only: bool = False, encoding: str 
 
 def prepare(environ: MutableMapping[str, str], terminal: Terminal) -> None:
     """Set what textual and rich read when they are imported. A value that the user has set stays."""
+    if environ.get("NO_COLOR") == "":  # as good as not set, but not to textual
+        del environ["NO_COLOR"]
     colours = {"none": "standard", "16": "standard", "256": "256"}[terminal.colours]
     for name, value in (
         ("TEXTUAL_FPS", str(terminal.fps)),

@@ -36,41 +36,36 @@ class Liveness(Protocol):
 def rank_rows(core: Core, follower: Follower, linked: Mapping[int, Liveness], now: float) -> tuple[RankRow, ...]:
     """`linked`: the ranks that are; `now`: on the clock that their heartbeats are timed with."""
     fleet, hosts, busy_s = core.fleet, follower.hosts, follower.busy_s
-    role_of = fleet.role
     shared = {
-        unit.id: (unit, fleet.buckets[unit.bucket].name if unit.bucket >= 0 else "", unit.starts, unit.restarts)
+        unit.id: (
+            unit,
+            fleet.buckets[unit.bucket].name if unit.bucket >= 0 else "",
+            fleet.settled_role(unit),
+            unit.state,
+            unit.starts,
+            unit.restarts,
+        )
         for unit in (fleet.core, *fleet.units())
     }
-    nowhere = None, "", dict[int, int](), 0
+    no_unit = None, "", "spare", "here", dict[int, int](), 0
     rows: list[RankRow] = []
     for device in fleet.ranks.values():
-        rank, of = device.rank, device.unit
-        unit, bucket, starts, restarts = shared.get(of, nowhere)
+        rank, status, of, move = device.rank, device.status, device.unit, device.move
+        unit, bucket, role, state, starts, restarts = shared.get(of, no_unit)
+        if move or status != "here":
+            role = fleet.role(device, unit)
         host, kind = hosts.get(rank, NOT_KNOWN)
-        seen_s, doing, beats = None, "", -1
+        age_s, doing, beats = None, "", -1
         if (alive := linked.get(rank)) is not None:
-            seen_s = now - alive.seen
-            if seen_s < 0.0:
-                seen_s = 0.0
+            age_s = now - alive.seen
+            if age_s < 0.0:
+                age_s = 0.0
             if (progress := alive.roles.get(starts.get(rank, 0))) is not None:
                 doing, beats = progress.doing, progress.beats
-        rows.append(
-            RankRow(
-                rank,
-                host,
-                kind,
-                role_of(device, unit),
-                of,
-                bucket,
-                unit.state if unit is not None and device.status == "here" else device.status,
-                seen_s,
-                doing,
-                beats,
-                busy_s.get(rank, 0.0),
-                restarts,
-                device.move,
-            )
-        )
+        if status == "here":
+            status = state
+        busy = busy_s.get(rank, 0.0)
+        rows.append(RankRow(rank, host, kind, role, of, bucket, status, age_s, doing, beats, busy, restarts, move))
     return tuple(rows)
 
 

@@ -210,7 +210,12 @@ class Fleet:
             return "lost" if device.status == "lost" else "spare"
         if device.move:
             return "moving"
-        return "spare" if unit is None or unit.state in ("idle", "ending") else unit.role
+        return "spare" if unit is None else Fleet.settled_role(unit)
+
+    @staticmethod
+    def settled_role(unit: Unit) -> RankRole:
+        """Of each rank of the unit that is here and does not move."""
+        return "spare" if unit.state in ("idle", "ending") else unit.role
 
     def absent(self) -> list[int]:
         return [r.rank for r in self.ranks.values() if r.status == "absent"]

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _CSI = re.compile(r"\x1b\[([<=>?]?)([\d;:]*)[ -/]*([@-~])")
@@ -78,7 +78,13 @@ class OnTerminal:
     """A program on a pty. Every wait ends within `deadline_s`, and its failure shows the screen."""
 
     def __init__(
-        self, command: Sequence[str], cwd: Path, width: int = 80, height: int = 24, deadline_s: float = 90.0
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        width: int = 80,
+        height: int = 24,
+        deadline_s: float = 90.0,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.screen = Screen(width, height)
         self.raw = b""
@@ -86,7 +92,7 @@ class OnTerminal:
         self._deadline_s = deadline_s
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        environ = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+        environ = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", **(environ or {})}
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=environ, start_new_session=True
         )

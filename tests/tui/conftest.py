@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-for room in ("control", "core"):  # where a control room to connect to is made
+for room in ("control", "core", "live"):  # where a control room to connect to is made, and where a terminal is read
     sys.path.append(str(Path(__file__).parent.parent / room))
 
 

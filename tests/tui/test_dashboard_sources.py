@@ -7,9 +7,10 @@ import anyio
 import msgspec
 import pytest
 from control_parts import Room  # of tests/control
-from tui_parts import detail, news, state
+from tui_parts import detail, news, picture, state, text
 
 from libra.config.rundir import write_pid
+from libra.control.hub import QUEUE_NEWS
 from libra.control.messages import News
 from libra.control.price import Price
 from libra.control.snapshot import Snapshot, TrajectoryDetail
@@ -20,6 +21,7 @@ from tui.feed import Feed
 from tui.model import Model
 from tui.replaying import Replay, Want
 from tui.source import Live
+from tui.ui import SCREENS
 from tui.whatif import Worker
 
 DEADLINE_S = 30.0
@@ -60,6 +62,25 @@ async def test_the_end_of_a_run_is_told(tmp_path: Path) -> None:
         live.start()
         await until(feed, model, lambda: model.snapshot)
     await until(feed, model, lambda: model.link.stage == "over")
+
+
+@pytest.mark.anyio
+async def test_news_that_this_view_was_too_slow_for_are_counted_and_told(tmp_path: Path) -> None:
+    room, feed, model = Room(), Feed(), Model("run")
+    hub = room.control.hub
+    live = Live(tmp_path / "run", feed, 4.0)
+    async with room.open(tmp_path, abrupt=True):
+        live.start()
+        await until(feed, model, lambda: model.link.stage == "live" and hub.wants("report"))
+        assert "missed" not in text(picture(model, "events"))
+        for burst, missed in enumerate((488, 976)):
+            for n in range(QUEUE_NEWS + 488):  # at once: its writer has no chance between them
+                hub.publish("report", "info", f"burst {burst} news {n}")
+            await until(feed, model, lambda missed=missed: model.missed == missed and len(model.news) == missed // 488 * 512)
+            assert f"{missed} news missed: this view could not keep up" in text(picture(model, "events"))
+            for screen in SCREENS:
+                assert f"live, {missed} news missed" in text(picture(model, screen)).splitlines()[0]
+        live.stop()
 
 
 class Reel:

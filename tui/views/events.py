@@ -6,7 +6,7 @@ from tui.views.text import Line, clean, fit, matches, right, seconds
 
 
 def events(look: Look) -> Page:
-    news = look.model.news
+    news, missed = look.model.news, look.model.missed
     shown = [n for n in news if matches(look.ui.filter, n.topic, n.level, n.what)] if look.ui.filter else list(news)
 
     def row(i: int) -> Line:
@@ -14,7 +14,10 @@ def events(look: Look) -> Page:
 
     return Page(
         head=[
-            ((f"{len(shown)} events" + (f" of {len(news)}" if look.ui.filter else ""), "bold"),),
+            (
+                (f"{len(shown)} events" + (f" of {len(news)}" if look.ui.filter else ""), "bold"),
+                (f"  {missed} news missed: this view could not keep up" if missed else "", "warn"),
+            ),
             (("    time topic   what", "dim"),),
         ],
         keys=[n.n for n in shown],

@@ -108,7 +108,8 @@ def _link(look: Look) -> Span:
         return (f"{g.pause} picture stopped, space goes on", "warn")
     match link.stage:
         case "live":
-            return (f"{g.dot} live", "ok")
+            missed = look.model.missed
+            return (f"{g.dot} live, {missed} news missed", "warn") if missed else (f"{g.dot} live", "ok")
         case "lost":
             kept = "last frame kept" if look.model.snapshot else "no state yet"
             return (f"connection lost {age(look.now - link.since)} ago, {kept}, trying again", "bad")
