@@ -53,7 +53,7 @@ def pictures(environ: dict[str, str]) -> Iterator[tuple[ScreenName, bytes]]:
 def test_without_colours_each_screen_is_the_same_text_and_no_colour_is_sent() -> None:
     for screen, raw in pictures({"NO_COLOR": "1", "COLORTERM": "truecolor"}):
         assert not colours(raw), screen
-        assert b"\x1b[2m" in raw, "what was grey is dim: textual alone would make it plain"
+        assert b"\x1b[2;39;49m" in raw, "what was grey is dim: textual alone would make it plain"
 
 
 @pytest.mark.process
