@@ -69,7 +69,9 @@ def rank_rows(core: Core, follower: Follower, linked: Mapping[int, Liveness], no
     return tuple(rows)
 
 
-def engine_rows(core: Core, sampled_tokens: Mapping[int, int], said: Mapping[int, EngineStats]) -> tuple[EngineRow, ...]:
+def engine_rows(
+    core: Core, sampled_tokens: Mapping[int, int], said: Mapping[int, EngineStats]
+) -> tuple[EngineRow, ...]:
     """`sampled_tokens` by engine; `said`: what engines last told of themselves, where they did."""
     names = [bucket.name for bucket in core.fleet.buckets]
     rows: list[EngineRow] = []

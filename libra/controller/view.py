@@ -17,7 +17,6 @@ from libra.control.snapshot import (
     Alert,
     AllocationPart,
     BucketRow,
-    EngineRow,
     MoveRow,
     PacePart,
     ReplicaRow,

@@ -142,7 +142,9 @@ def test_rows_are_what_they_are_defined_to_be_in_any_state_of_ranks_and_units() 
             if device.rank > TRAINERS:
                 device.unit = random.choice((*[unit.id for unit in fleet.units()], NOBODY, 99))
         for unit in fleet.units():
-            unit.state = random.choice(("idle", "starting", "forming", "fetching", "ready", "serving", "closing", "ending"))
+            unit.state = random.choice(
+                ("idle", "starting", "forming", "fetching", "ready", "serving", "closing", "ending")
+            )
             unit.restarts = random.randrange(3)
         hear(room, random)
         check(room, seen)

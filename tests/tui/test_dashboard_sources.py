@@ -76,7 +76,9 @@ async def test_news_that_this_view_was_too_slow_for_are_counted_and_told(tmp_pat
         for burst, missed in enumerate((488, 976)):
             for n in range(QUEUE_NEWS + 488):  # at once: its writer has no chance between them
                 hub.publish("report", "info", f"burst {burst} news {n}")
-            await until(feed, model, lambda missed=missed: model.missed == missed and len(model.news) == missed // 488 * 512)
+            await until(
+                feed, model, lambda missed=missed: model.missed == missed and len(model.news) == missed // 488 * 512
+            )
             assert f"{missed} news missed: this view could not keep up" in text(picture(model, "events"))
             for screen in SCREENS:
                 assert f"live, {missed} news missed" in text(picture(model, screen)).splitlines()[0]
