@@ -228,6 +228,10 @@ class LogprobGap(Struct, frozen=True, array_like=True, gc=False):
     rest_mean: float | None = None
     rest_worst: float | None = None
 
+    def figures(self) -> dict[str, float | None]:
+        """By the names that they have outside, in metrics and news: plain `gap` is the worst."""
+        return {"gap": self.worst, "gap_mean": self.mean, "gap_rest": self.rest_worst, "gap_rest_mean": self.rest_mean}
+
 
 class StepDone(Answer, frozen=True, tag=True, array_like=True):
     """One core rank closed the step. Answers `CloseStep`. `finite` False: no optimiser step was taken anywhere."""

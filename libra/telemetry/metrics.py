@@ -68,13 +68,7 @@ class MetricsWriter:
             case BatchConsumed():
                 fields = _fields(command)
                 gap: LogprobGap = fields.pop("gap")
-                gaps = {
-                    "gap": gap.worst,
-                    "gap_mean": gap.mean,
-                    "gap_rest": gap.rest_worst,
-                    "gap_rest_mean": gap.rest_mean,
-                }
-                self._line("batch", t, fields | gaps)
+                self._line("batch", t, fields | gap.figures())
             case Evaluated():
                 fields = _fields(command)
                 self._line("eval", t, {"which": fields.pop("kind"), **fields})
