@@ -244,10 +244,8 @@ class Follower:
         self.idle_since = self._now
         what = f"batch {batch.batch}: reward {batch.reward:.3f}, lag {batch.lag}, version {batch.version}"
         parts = "seq", "gap", "reward_stages"
-        data = {
-            name: getattr(batch, name) for name in batch.__struct_fields__ if name not in parts
-        } | batch.gap.figures()
-        data |= {f"reward_{name}": value for name, value in batch.reward_stages.items()}
+        data = {name: getattr(batch, name) for name in batch.__struct_fields__ if name not in parts}
+        data |= batch.gap.figures() | {f"reward_{name}": value for name, value in batch.reward_stages.items()}
         self._publish("batch", "info", what if batch.trained else f"{what}, skipped", data)
 
     def _rank(self, level: str, rank: int, what: str) -> None:
