@@ -20,7 +20,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog="Over SSH it sends little: 2 states a second, only what changed. NO_COLOR=1 is obeyed.",
     )
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="a name under ./runs, or a path; without it the newest that is running"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="a name under ./runs, or a path; without it the newest that is running, or was",
     )
     parser.add_argument(
         "--control", action="store_true", help="keys may order: move ranks, hold, raise, cancel; each asks first"

@@ -169,8 +169,21 @@ class Dashboard(App[None]):
         self.ui.go(name)
         self._show_trajectory()
 
-    def action_next_screen(self) -> None:
-        self.action_screen(SCREENS[(SCREENS.index(self.ui.screen) + 1) % len(SCREENS)])
+    def action_next_screen(self, by: int = 1) -> None:
+        self.action_screen(SCREENS[(SCREENS.index(self.ui.screen) + by) % len(SCREENS)])
+
+    def action_focus_next(self) -> None:
+        """What textual's own screens make of tab: in a dialog the next button, else the next screen."""
+        self._tabbed(1)
+
+    def action_focus_previous(self) -> None:
+        self._tabbed(-1)
+
+    def _tabbed(self, by: int) -> None:
+        if len(self.screen_stack) > 1:
+            (self.screen.focus_next if by > 0 else self.screen.focus_previous)()
+        else:
+            self.action_next_screen(by)
 
     def action_down(self) -> None:
         self._move(1)
@@ -202,6 +215,8 @@ class Dashboard(App[None]):
                 self.action_screen("trajectory")
             case "allocation" if self.ordering is not None:
                 self.ordering.do("order")
+            case "allocation":
+                self.ui.say(self._why_no_orders(), "warn")
             case "events":
                 news = next((n for n in self.model.news if n.n == key), None)
                 if news is not None:
@@ -279,18 +294,18 @@ class Dashboard(App[None]):
     def action_order(self, name: str) -> None:
         key = next(k for k in KEYS if k.action == f"order('{name}')")
         if self.ordering is None:
-            why = (
-                "a replay cannot be changed"
-                if isinstance(self.source, Replay)
-                else "a look only: libra top RUN --control"
-            )
-            self.ui.say(why, "warn")
+            self.ui.say(self._why_no_orders(), "warn")
         elif not works(key, self.ui.screen, control=True, replay=False):
             self.ui.say(
                 f"{key.shown} works on screen {', '.join(str(SCREENS.index(s) + 1) for s in key.screens)}", "warn"
             )
         else:
             self.ordering.do(name)
+
+    def _why_no_orders(self) -> str:
+        if isinstance(self.source, Replay):
+            return "a replay cannot be changed"
+        return f"looking only: `libra top {self.model.run} --control` may give orders"
 
     def action_replay(self, name: Literal["step", "on", "back", "faster", "slower", "goto"]) -> None:
         source = self.source

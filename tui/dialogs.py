@@ -21,7 +21,7 @@ CSS = f"""
 ModalScreen {{ align: center middle; background: transparent; }}
 .box {{ {_BOX} }}
 .box Canvas {{ width: auto; height: auto; }}
-.box VerticalScroll {{ width: auto; height: auto; scrollbar-size: 0 0; }}
+.box VerticalScroll {{ width: auto; height: auto; max-height: 85vh; scrollbar-size: 0 0; }}
 .buttons {{ width: auto; height: 1; margin-top: 1; }}
 Button, Button:hover, Button.-primary, Button.-error {{
     height: 1; min-width: 12; border: none; margin-right: 2; background: ansi_default; color: ansi_default;
@@ -49,6 +49,8 @@ class Help(ModalScreen[None]):
         Binding("k,up", "roll(-1)"),
         Binding("pagedown,space", "roll(10)"),
         Binding("pageup", "roll(-10)"),
+        Binding("g,home", "roll(-1000)"),
+        Binding("G,end", "roll(1000)"),
     ]
 
     def __init__(self, lines: Sequence[Line], styles: Mapping[str, Style]) -> None:

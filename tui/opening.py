@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from libra.cli.runs import find_or_newest
+from libra.cli.runs import all_runs, find_or_newest
 from libra.config.rundir import is_alive, read_pid
-from libra.errors import LibraError
+from libra.errors import LibraError, RunGone
 from tui.app import Dashboard
 from tui.desk import RunOffice
 from tui.feed import Feed
@@ -15,8 +15,8 @@ from tui.terminal import Terminal
 
 
 def open_dashboard(run: str | None, terminal: Terminal, *, control: bool, replay: bool, directory: Path) -> Dashboard:
-    """RunGone where there is no such run."""
-    run_dir = find_or_newest(run)
+    """RunGone where there is no such run. One that has ended is shown as it ended; with `replay`, from its beginning."""
+    run_dir = _found(run)
     pid = read_pid(run_dir)
     lives = pid is not None and is_alive(pid)
     feed = Feed()
@@ -28,9 +28,18 @@ def open_dashboard(run: str | None, terminal: Terminal, *, control: bool, replay
         why = "a replay cannot be changed" if replay else f"{run_dir.name} does not run here"
         raise LibraError(f"got --control, but {why}; leave --control out")
     model = Model(run_dir.name)
-    return Dashboard(
-        model, feed, Replay(lambda: _tape(run_dir), feed, terminal.states_per_s), terminal, None, directory
-    )
+    played = Replay(lambda: _tape(run_dir), feed, terminal.states_per_s, at_end=not replay)
+    return Dashboard(model, feed, played, terminal, None, directory)
+
+
+def _found(run: str | None) -> Path:
+    """The named run; else the newest that is running here, else the newest."""
+    try:
+        return find_or_newest(run)
+    except RunGone:
+        if run is None and (runs := all_runs()):
+            return runs[-1]
+        raise
 
 
 def _tape(run_dir: Path) -> Tape:

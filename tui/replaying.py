@@ -48,12 +48,16 @@ class Replay:
         feed: Feed,
         states_per_s: float,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        at_end: bool = False,
     ) -> None:
+        """`at_end`: show how the run ended, and stand there."""
         self._open = open_tape
         self._feed = feed
         self._tick_s = 1 / states_per_s
         self._clock = clock
-        self._playing = True
+        self._playing = not at_end
+        self._at_end = at_end
         self._speed = 1.0
         self._trajectory = -1
         self._news = 0
@@ -95,6 +99,9 @@ class Replay:
 
     def _play(self, tape: Tape) -> None:
         self._tell(tape)
+        if self._at_end:
+            self._seek(tape, tape.length_s)
+            self._tell(tape)
         last = self._clock()
         while True:
             with self._ready:

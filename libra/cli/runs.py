@@ -50,7 +50,7 @@ def find_or_newest(run: str | None, parent: Path = Path("runs")) -> Path:
     raise RunGone(f"no run in {parent} is running on this host; name one (`libra list` shows them)")
 
 
-def all_runs(parent: Path) -> list[Path]:
+def all_runs(parent: Path = Path("runs")) -> list[Path]:
     """Run directories below `parent`, oldest first."""
     found = [p for p in parent.iterdir() if _is_run(p)] if parent.is_dir() else []
     return sorted(found, key=lambda p: (_started(p), p.name))

@@ -24,7 +24,7 @@ class Price(Struct, frozen=True):
     train_s: float | None = None
     rollout_s: float | None = None
     """Both stages' seconds a batch, with the orders."""
-    transition_s: float = 0.0
+    transition_s: float | None = None
     """From the orders to the end of the last move, in seconds of the run's clock."""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -239,7 +239,7 @@ def _round(value: float | None) -> float | None:
 
 def _scaled(config: Config, state: LiveState, orders: tuple[Order, ...], why: str) -> Price:
     """Seconds of a stage go as one over its ranks: the rule's own formula (`libra.core.balance`)."""
-    note = f"{why}: both stages' seconds are scaled by their ranks, and the move's own time is not known"
+    note = f"a guess by the number of ranks alone, for {why}; ranks that share a machine's cores gain less"
     core = len(Core(config).fleet.trainers)
     now = {"rollout": 0, "gradient": 0}
     for unit in state.units:
@@ -264,7 +264,7 @@ def _scaled(config: Config, state: LiveState, orders: tuple[Order, ...], why: st
     train_s = state.train_s * (core + now["gradient"]) / (core + then["gradient"])
     rollout_s = state.rollout_s * now["rollout"] / then["rollout"]
     ratio = max(state.train_s, state.rollout_s) / max(train_s, rollout_s)
-    return Price(True, "", round(ratio, 4), round(train_s, 4), round(rollout_s, 4), 0.0, (note,))
+    return Price(True, "", round(ratio, 4), round(train_s, 4), round(rollout_s, 4), None, (note,))
 
 
 def _moves(orders: tuple[Order, ...]) -> list[Allocate | MoveRanks]:

@@ -112,7 +112,8 @@ def test_without_costs_or_history_it_scales_by_ranks_and_says_so(lack: str) -> N
     assert scaled.rollout_s == pytest.approx(60.0 * 6 / 4)
     assert scaled.train_s == pytest.approx(10.0 * 2 / 4)
     assert scaled.throughput_ratio == pytest.approx(4 / 6, abs=1e-3)
-    assert "scaled by their ranks" in scaled.notes[0]
+    assert "a guess by the number of ranks alone" in scaled.notes[0]
+    assert scaled.transition_s is None, "nothing is known of it"
 
 
 @pytest.mark.process

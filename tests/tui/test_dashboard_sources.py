@@ -137,6 +137,18 @@ async def test_a_replay_plays_stands_steps_seeks_and_changes_its_speed() -> None
 
 
 @pytest.mark.anyio
+async def test_a_run_that_has_ended_opens_as_it_ended() -> None:
+    feed, model = Feed(), Model("run")
+    replay = Replay(Reel, feed, 50.0, at_end=True)
+    replay.start()
+    await until(feed, model, lambda: model.playing is not None and model.playing.now == Reel.length_s)
+    assert not model.playing.playing  # type: ignore[union-attr]
+    replay.want(Want("play"))  # from the beginning
+    await until(feed, model, lambda: model.playing.now < 50.0 and model.playing.playing)
+    replay.stop()
+
+
+@pytest.mark.anyio
 async def test_a_run_without_a_journal_says_so() -> None:
     def none() -> Reel:
         raise JournalError("there is no journal")

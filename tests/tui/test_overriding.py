@@ -1,11 +1,12 @@
 """The whole way of an order, by keys alone, against a pretended controller: what is asked, shown, given and said."""
 
+import re
 from pathlib import Path
 
 import anyio
 import pytest
 from textual.widgets import Button
-from tui_parts import PLAIN, TERMINAL, PretendOffice, Still, state, text
+from tui_parts import PLAIN, TERMINAL, PretendOffice, Still, model, picture, state, text
 
 from libra.control.snapshot import Snapshot
 from libra.core.orders import Arrange, CancelTrajectory, Hold, MoveRanks, Pause, Raise, Undo
@@ -14,6 +15,8 @@ from tui.dialogs import Question
 from tui.feed import Feed
 from tui.model import LinkState, Model
 from tui.terminal import Terminal
+from tui.ui import SCREENS, ScreenName
+from tui.views.help import KEYS, works
 
 PATIENCE = 400
 """Turns of the event loop that a thread gets to answer."""
@@ -131,7 +134,7 @@ async def test_each_order_is_asked_for_and_given(keys: tuple[str, ...], order: o
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "keys", [("4", "m"), ("4", "u"), ("4", "p"), ("4", "L"), ("3", "X"), ("3", "exclamation_mark")]
+    "keys", [("4", "enter"), ("4", "m"), ("4", "u"), ("4", "p"), ("4", "L"), ("3", "X"), ("3", "exclamation_mark")]
 )
 async def test_without_control_no_key_orders_or_asks(keys: tuple[str, ...]) -> None:
     app = dashboard(None)
@@ -140,7 +143,7 @@ async def test_without_control_no_key_orders_or_asks(keys: tuple[str, ...]) -> N
         await pilot.press(*keys)
         await pilot.pause()
         assert not isinstance(app.screen, Question)
-        assert "a look only: libra top RUN --control" in shown(app)
+        assert "looking only: `libra top demo --control` may give orders" in shown(app)
 
 
 @pytest.mark.anyio
@@ -171,6 +174,57 @@ async def test_space_stops_the_picture_and_goes_on_with_the_newest() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("keys", [["j"] * 60, ["down"] * 60, ["pagedown"] * 6, ["G"]])
+async def test_help_rolls_to_its_last_line_on_a_small_terminal(keys: list[str]) -> None:
+    app = dashboard(PretendOffice())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("question_mark")
+        await pilot.pause()
+        canvas = app.screen.query_one("Canvas")
+        assert canvas.region.bottom > 24, "it does not fit"
+        await pilot.press(*keys)
+        await pilot.pause()
+        assert canvas.region.bottom <= 24
+        await pilot.press("g")
+        await pilot.pause()
+        assert canvas.region.y >= 0
+
+
+@pytest.mark.anyio
+async def test_tab_goes_round_the_screens_and_round_the_buttons_of_a_dialog() -> None:
+    app = dashboard(PretendOffice())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        seen = [app.ui.screen]
+        for _ in SCREENS:
+            await pilot.press("tab")
+            seen.append(app.ui.screen)
+        assert seen == [*SCREENS, SCREENS[0]]
+        await pilot.press("shift+tab")
+        assert app.ui.screen == SCREENS[-1]
+        await pilot.press("4", "u", "tab")
+        assert app.focused is not None
+        assert app.focused.id != "cancel"
+        assert app.ui.screen == "allocation"
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("control", [False, True])
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_bottom_lines_name_every_key_of_a_screen_whole(
+    screen: ScreenName, control: bool, replay: bool, width: int
+) -> None:
+    m = model(control=control and not replay)
+    m.link = LinkState("replay" if replay else "live")
+    shown = text(picture(m, screen, width, 24))
+    for key in KEYS:
+        if works(key, screen, control=m.control, replay=replay) and (key.screens or key.mode):
+            assert re.search(rf"(^|  ){re.escape(key.shown)} \w+($|  )", shown, re.MULTILINE), key.shown
+
+
+@pytest.mark.anyio
 async def test_help_tells_every_key_that_is_bound() -> None:
     app = dashboard(PretendOffice())
     async with app.run_test(size=(100, 70)) as pilot:
@@ -179,8 +233,6 @@ async def test_help_tells_every_key_that_is_bound() -> None:
         await pilot.pause()
         lines = app.screen.query_one("Canvas").lines  # type: ignore[attr-defined]
         told = "\n".join("".join(part for part, _ in line) for line in lines)
-        from tui.views.help import KEYS
-
         for key in KEYS:
             if key.mode != "replay":
                 assert f"  {key.shown} " in told

@@ -77,7 +77,7 @@ def judged(verdict: Verdict, stale: bool, width: int) -> list[Span]:
     if verdict.problem:
         out += [(text, "warn") for text in wrapped(verdict.problem, width, 2)]
     elif price is not None:
-        out += [(text, "") for text in wrapped(_priced(price), width, 2)]
+        out += [(text, "") for text in wrapped(_priced(price), width, 4)]
     elif check is not None:
         out.append(("being priced by a simulation from here", "dim"))
     return out
@@ -90,7 +90,9 @@ def _priced(price: object) -> str:
     change = "unknown throughput" if ratio is None else f"{(ratio - 1) * 100:+.0f} % throughput"
     stages = f"train {seconds(getattr(price, 'train_s', None))}, rollout {seconds(getattr(price, 'rollout_s', None))} a batch"
     notes = "; ".join(getattr(price, "notes", ()))
-    told = f"predicted {change}, {seconds(getattr(price, 'transition_s', None))} transition ({stages})"
+    transition_s = getattr(price, "transition_s", None)
+    transition = "transition unknown" if transition_s is None else f"{seconds(transition_s)} transition"
+    told = f"predicted {change}, {transition} ({stages})"
     return f"{told}; {notes}" if notes else told
 
 
@@ -136,7 +138,7 @@ def _past(s: Snapshot, look: Look, above: int, rows: int) -> list[Line]:
             (
                 (right(seconds(m.since), 8) + "  ", "dim"),
                 (f"{m.id} {clean(m.what)}  ", ""),
-                (f"{m.stage} after {age(m.since - m.began)}  ", "ok" if m.stage == "ready" else "warn"),
+                (f"{m.stage} after {seconds(m.since - m.began)}  ", "ok" if m.stage == "ready" else "warn"),
                 (clean(f"by {who}{why}"), "dim"),
             )
         )

@@ -140,10 +140,24 @@ def _bottom(model: Model, ui: Ui, width: int) -> list[Line]:
         return [((text, style),) for text in wrapped(model.link.what, width, 2)]
     replay = model.link.stage == "replay"
     shown = [k for k in KEYS if works(k, ui.screen, control=model.control, replay=replay) and (k.screens or k.mode)]
-    keys: list[Span] = []
-    for key in (*(k for k in KEYS if k.shown in ("?", "q", "space", "enter")), *shown):
-        keys += [(key.shown, "key"), (f" {_SHORT.get(key.shown, _named(key.action))}  ", "dim")]
-    return [tuple(keys)]
+    keys = [
+        ((key.shown, "key"), (f" {_SHORT.get(key.shown, _named(key.action))}  ", "dim"))
+        for key in (*(k for k in KEYS if k.shown in ("?", "q", "space", "enter")), *shown)
+    ]
+    if ui.screen == "allocation" and not (model.control or replay):
+        keys.append((("--control", "key"), (" to give orders", "dim")))
+    return _rows(keys, width)
+
+
+def _rows(items: Sequence[tuple[Span, ...]], width: int) -> list[Line]:
+    """As many lines as they need: none is cut."""
+    lines: list[Line] = [()]
+    for item in items:
+        needed = len("".join(text for text, _ in item).rstrip())
+        if lines[-1] and width_of(lines[-1]) + needed > width:
+            lines.append(())
+        lines[-1] = (*lines[-1], *item)
+    return lines
 
 
 def _named(action: str) -> str:
