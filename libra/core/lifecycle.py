@@ -10,6 +10,7 @@ who had given it work. Units that take part in a move are left to the move.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from libra.config.schema import DeadlineConfig
 from libra.core.commands import FormGroup, LoadCheckpoint, StartRole, StopRole, WarmStart
@@ -127,7 +128,7 @@ class Lifecycle:
             self.out.put(StartRole(seq, rank, unit.role, self.fleet.epoch, unit.id, unit.bucket))
             unit.starts[rank] = seq
             self.fleet.ranks[rank].processes[seq] = unit.id
-        self._deadline(unit, self.deadline.role_start_s, "did not start")
+        self._deadline(unit, "role_start_s", "did not start")
 
     def role_ready(self, e: RoleReady) -> None:
         unit = self._unit_of(e.rank, e.cmd)
@@ -146,7 +147,7 @@ class Lifecycle:
         unit.command = self.out.put(
             FormGroup(self.out.next_seq(), group, unit.ranks, self.fleet.epoch, unit.attempt - 1)
         )
-        self._deadline(unit, self.deadline.group_s, "did not form the process group")
+        self._deadline(unit, "group_s", "did not form the process group")
 
     def group_formed(self, e: GroupFormed) -> None:
         unit = self._unit_of(e.rank)
@@ -174,13 +175,15 @@ class Lifecycle:
         units = [self.fleet.unit(id) for id in device.processes.values()]
         return next((u for u in units if u is not None and u.state == "forming"), None)
 
-    def _deadline(self, unit: Unit, seconds: float, what: str) -> None:
+    def _deadline(self, unit: Unit, key: Literal["role_start_s", "group_s"], what: str) -> None:
         state, attempt = unit.state, unit.attempt
+        seconds = self.deadline.role_start_s if key == "role_start_s" else self.deadline.group_s
 
         def check() -> None:
             if unit.state == state and unit.attempt == attempt:
                 missing = ", ".join(str(r) for r in unit.awaited)
-                self.fail(unit, f"{unit.name}: rank {missing} {what} within {seconds:g} s", unit.awaited)
+                more = f"a machine that is slow or busy needs a larger deadline.{key}"
+                self.fail(unit, f"{unit.name}: rank {missing} {what} within {seconds:g} s; {more}", unit.awaited)
 
         self.out.after(seconds, check)
 

@@ -291,8 +291,8 @@ def straggler_line(s: Straggler) -> str:
     runs = [(engine, len(list(same))) for engine, same in groupby(s.engines)]
     path = " > ".join(f"{engine}" if n == 1 else f"{engine} x{n}" for engine, n in runs)
     return (
-        f"batch {s.batch} waited {s.held_s:.2f} s for trajectory {s.traj} ({s.prompt}.{s.sample}): {s.seconds:.1f} s, "
-        f"{s.turns} turns, {s.tokens:,} tokens, {s.tool_s:.2f} s in tools, engines {path}"
+        f"batch {s.batch} waited {s.held_s:.2f} s for trajectory {s.traj} (prompt {s.prompt}, sample {s.sample}): "
+        f"{s.seconds:.1f} s, {s.turns} turns, {s.tokens:,} tokens, {s.tool_s:.2f} s in tools, engines {path}"
     )
 
 

@@ -106,7 +106,8 @@ def test_a_straggler_is_told_in_one_line() -> None:
     feed(paths, consumed(3, wait_s=2.5))
     (straggler,) = paths.latest
     assert straggler_line(straggler) == (
-        "batch 3 waited 2.50 s for trajectory 4 (3.4): 6.0 s, 3 turns, 30 tokens, 0.00 s in tools, engines 0 x2 > 1"
+        "batch 3 waited 2.50 s for trajectory 4 (prompt 3, sample 4): "
+        "6.0 s, 3 turns, 30 tokens, 0.00 s in tools, engines 0 x2 > 1"
     )
 
 
