@@ -52,6 +52,12 @@ def block_tokens(device: torch.device) -> int:
     return BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS)
 
 
+def cuts_prefill(device: torch.device) -> bool:
+    """Whether a context may be prefilled in parts. vLLM then winds back the generator of a request that has a seed, as all of
+    ours have, and CPU generators cannot be wound back: "CPU Generator does not use offset" would end the engine."""
+    return device.type != "cpu"
+
+
 def arguments(device: torch.device) -> dict[str, Any]:
     """Of `EngineArgs`, beside those that are the same everywhere."""
     if device.type == "cpu":

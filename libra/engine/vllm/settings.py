@@ -12,7 +12,7 @@ from vllm import EngineArgs
 from vllm.config import WeightTransferConfig
 
 from libra.config.schema import ModelConfig, VllmConfig
-from libra.engine.vllm.device import arguments, block_tokens
+from libra.engine.vllm.device import arguments, block_tokens, cuts_prefill
 from libra.engine.vllm.loading import BACKEND
 
 
@@ -45,6 +45,7 @@ class VllmShape:
 
 def engine_args(shape: VllmShape, directory: str, device: torch.device) -> Any:
     """`directory` holds a transformers configuration; weights come later, from our publication."""
+    parts = cuts_prefill(device)
     return EngineArgs(
         model=directory,
         skip_tokenizer_init=True,
@@ -58,8 +59,10 @@ def engine_args(shape: VllmShape, directory: str, device: torch.device) -> Any:
         scheduling_policy="priority",
         max_num_seqs=shape.max_batch,
         max_model_len=shape.max_context_tokens,
-        max_num_batched_tokens=max(shape.vllm.prefill_tokens, shape.max_batch),
-        enable_chunked_prefill=True,
+        max_num_batched_tokens=max(
+            shape.vllm.prefill_tokens, shape.max_batch, 0 if parts else shape.max_context_tokens
+        ),
+        enable_chunked_prefill=parts,
         enable_prefix_caching=True,
         block_size=block_tokens(device),
         kv_cache_memory_bytes=shape.kv_bytes(device),
