@@ -30,7 +30,7 @@ from libra.core.events import AnyEvent, Event
 from libra.errors import JournalError
 from libra.telemetry.version import code_version
 
-FORMAT = 1
+FORMAT = 2
 """Version of this format. Another one is refused by name."""
 DIRECTORY = "journal"
 """Name of the journal's directory inside a run's directory."""
