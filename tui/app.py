@@ -169,9 +169,6 @@ class Dashboard(App[None]):
         self.ui.go(name)
         self._show_trajectory()
 
-    def action_next_screen(self, by: int = 1) -> None:
-        self.action_screen(SCREENS[(SCREENS.index(self.ui.screen) + by) % len(SCREENS)])
-
     def action_focus_next(self) -> None:
         """What textual's own screens make of tab: in a dialog the next button, else the next screen."""
         self._tabbed(1)
@@ -183,7 +180,7 @@ class Dashboard(App[None]):
         if len(self.screen_stack) > 1:
             (self.screen.focus_next if by > 0 else self.screen.focus_previous)()
         else:
-            self.action_next_screen(by)
+            self.action_screen(SCREENS[(SCREENS.index(self.ui.screen) + by) % len(SCREENS)])
 
     def action_down(self) -> None:
         self._move(1)

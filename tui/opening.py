@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from libra.cli.runs import all_runs, find_or_newest
+from libra.cli.runs import find_or_newest
 from libra.config.rundir import is_alive, read_pid
-from libra.errors import LibraError, RunGone
+from libra.errors import LibraError
 from tui.app import Dashboard
 from tui.desk import RunOffice
 from tui.feed import Feed
@@ -16,7 +16,7 @@ from tui.terminal import Terminal
 
 def open_dashboard(run: str | None, terminal: Terminal, *, control: bool, replay: bool, directory: Path) -> Dashboard:
     """RunGone where there is no such run. One that has ended is shown as it ended; with `replay`, from its beginning."""
-    run_dir = _found(run)
+    run_dir = find_or_newest(run, ended=True)
     pid = read_pid(run_dir)
     lives = pid is not None and is_alive(pid)
     feed = Feed()
@@ -30,16 +30,6 @@ def open_dashboard(run: str | None, terminal: Terminal, *, control: bool, replay
     model = Model(run_dir.name)
     played = Replay(lambda: _tape(run_dir), feed, terminal.states_per_s, at_end=not replay)
     return Dashboard(model, feed, played, terminal, None, directory)
-
-
-def _found(run: str | None) -> Path:
-    """The named run; else the newest that is running here, else the newest."""
-    try:
-        return find_or_newest(run)
-    except RunGone:
-        if run is None and (runs := all_runs()):
-            return runs[-1]
-        raise
 
 
 def _tape(run_dir: Path) -> Tape:

@@ -60,13 +60,12 @@ def _order(args: arguments.AnOrder) -> Order:
             return Pause()
         case arguments.Resume():
             return Resume()
+        case arguments.Move(ranks=()) | arguments.Drain(ranks=()):
+            command = type(args).__name__.lower()
+            raise ConfigError(f"libra {command}", ["got no ranks, expected some, such as --ranks 7 8"])
         case arguments.Move(ranks=ranks, to=to, bucket=bucket):
-            if not ranks:
-                raise ConfigError("libra move", ["got no ranks, expected some, such as --ranks 7 8"])
             return MoveRanks(ranks, to, bucket)
         case arguments.Drain(ranks=ranks):
-            if not ranks:
-                raise ConfigError("libra drain", ["got no ranks, expected some, such as --ranks 7 8"])
             return MoveRanks(ranks, "spare")
         case arguments.Raise(trajectory=trajectory, group=group, off=off):
             if trajectory is None:

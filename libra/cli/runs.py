@@ -39,18 +39,22 @@ def find(run: str, parent: Path = Path("runs")) -> Path:
     raise RunGone(f"there is no run {run!r}, neither in {parent} nor as a path; {hint}")
 
 
-def find_or_newest(run: str | None, parent: Path = Path("runs")) -> Path:
-    """The named run; without a name the newest below `parent` whose controller lives. RunGone where there is none."""
+def find_or_newest(run: str | None, parent: Path = Path("runs"), *, ended: bool = False) -> Path:
+    """The named run; without a name the newest below `parent` whose controller lives; with `ended`, where none does, the
+    newest. RunGone where there is none."""
     if run is not None:
         return find(run, parent)
-    for path in reversed(all_runs(parent)):
+    runs = all_runs(parent)
+    for path in reversed(runs):
         pid = read_pid(path)
         if pid is not None and is_alive(pid):
             return path
+    if ended and runs:
+        return runs[-1]
     raise RunGone(f"no run in {parent} is running on this host; name one (`libra list` shows them)")
 
 
-def all_runs(parent: Path = Path("runs")) -> list[Path]:
+def all_runs(parent: Path) -> list[Path]:
     """Run directories below `parent`, oldest first."""
     found = [p for p in parent.iterdir() if _is_run(p)] if parent.is_dir() else []
     return sorted(found, key=lambda p: (_started(p), p.name))

@@ -30,7 +30,7 @@ class Learned(Struct, frozen=True, kw_only=True):
 
 def at_rest(learned: Learned) -> Learned:
     """The same without the trajectories in flight and the engines of now."""
-    reuse = {name: x.copy(at_rest=True) for name, x in learned.reuse.items()}
+    reuse = {name: Reuse(x.hoped, x.reused) for name, x in learned.reuse.items()}
     return structs.replace(learned, tree=structs.replace(learned.tree, walks=[]), reuse=reuse)
 
 

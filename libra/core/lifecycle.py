@@ -177,7 +177,7 @@ class Lifecycle:
 
     def _deadline(self, unit: Unit, key: Literal["role_start_s", "group_s"], what: str) -> None:
         state, attempt = unit.state, unit.attempt
-        seconds = self.deadline.role_start_s if key == "role_start_s" else self.deadline.group_s
+        seconds: float = getattr(self.deadline, key)
 
         def check() -> None:
             if unit.state == state and unit.attempt == attempt:

@@ -204,7 +204,7 @@ class Placement:
         offer = self.index.offer(need, whole, floor, last)
         if offer is None:
             return None
-        cached = self._still_cached(traj, last)
+        cached = self._cached(traj, last, self.shapes[last.bucket].reuse.share) if last is not None else 0
         turn = TurnView(
             traj.id,
             traj.context_tokens,
@@ -225,12 +225,12 @@ class Placement:
             self.decided.append((traj.id, decision))
         return decision
 
-    def _still_cached(self, traj: Trajectory, load: EngineLoad | None) -> int:
-        """Tokens of the context that `load`, the engine of the last turn, is expected to find in its cache."""
+    def _cached(self, traj: Trajectory, load: EngineLoad, share: float = 1.0) -> int:
+        """Tokens of the context that `load`, the engine of the last turn, should hold, where it kept `share` of the prefix."""
         route = self._routes[traj.id]
-        if load is None or load.generation != route.generation:
+        if load.generation != route.generation:
             return 0
-        return min(int(route.cached_tokens * self.shapes[load.bucket].reuse.share), traj.context_tokens - 1)
+        return min(int(route.cached_tokens * share), traj.context_tokens - 1)
 
     def serves(self, target: Target, traj: Trajectory, floor: int) -> bool:
         """Whether it makes sense for the turn to wait for `target`."""
@@ -280,14 +280,14 @@ class Placement:
         """The turn begins on `engine`, which then holds its prefix."""
         load = self.fleet.engines[engine].load
         route = self._routes[traj.id]
-        stays = engine == traj.engine and route.generation == load.generation
-        cached = self._still_cached(traj, load) if stays else 0
-        if stays:
-            self.shapes[load.bucket].reuse.hope(engine, min(route.cached_tokens, traj.context_tokens - 1))
+        shape, cached = self.shapes[load.bucket], 0
+        if engine == traj.engine:
+            shape.reuse.hope(engine, self._cached(traj, load))
+            cached = self._cached(traj, load, shape.reuse.share)
         residual = round(self.policy.residual_tokens(self._forecast(traj)))
         route.taken = RoomTaken(traj.context_tokens, traj.max_new_tokens, self.need_tokens(traj), residual)
         load.take(route.taken)
-        costs = self.shapes[load.bucket].costs
+        costs = shape.costs
         route.began = now
         route.prefill_s = costs.prefill_s(traj.context_tokens - cached, cached)
         route.step_s = costs.step_s(load.running, load.context_tokens)

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from libra.cli.main import main
+from libra.cli.runs import find_or_newest
 from libra.config import Config, load
 from libra.config.rundir import Pid, Resolved, claim, is_alive, read_pid, resolve, write_pid
-from libra.errors import PreflightError
+from libra.errors import PreflightError, RunGone
 
 DEADLINE_S = 60
 
@@ -66,6 +67,19 @@ def test_a_reused_pid_is_not_the_run(tmp_path):
 def test_an_unreadable_pid_file_is_no_process(tmp_path):
     (tmp_path / "pid").write_text("12")
     assert read_pid(tmp_path) is None
+
+
+def test_without_a_name_it_is_the_newest_that_runs_or_the_newest_that_has_ended(tmp_path):
+    with pytest.raises(RunGone, match="is running on this host"):
+        find_or_newest(None, tmp_path, ended=True)
+    make_run(tmp_path, "a-done")
+    newest = make_run(tmp_path, "b-done")
+    with pytest.raises(RunGone, match="is running on this host"):
+        find_or_newest(None, tmp_path)
+    assert find_or_newest(None, tmp_path, ended=True) == newest
+    running = make_run(tmp_path, "a-alive", alive=True)
+    make_run(tmp_path, "c-done")
+    assert find_or_newest(None, tmp_path) == find_or_newest(None, tmp_path, ended=True) == running
 
 
 def test_list_tells_each_state(tmp_path, capsys):

@@ -28,7 +28,7 @@ KEYS: tuple[Key, ...] = (
     Key("4", "4", "screen('allocation')", "allocation"),
     Key("5", "5", "screen('trajectory')", "one trajectory"),
     Key("6", "6", "screen('events')", "events"),
-    Key("tab", "tab", "next_screen", "the next screen (shift-tab: the one before)"),
+    Key("tab", "tab", "focus_next", "the next screen (shift-tab: the one before)"),
     Key("j,down", "j", "down", "down (also the arrow)"),
     Key("k,up", "k", "up", "up (also the arrow)"),
     Key("pagedown,ctrl+d", "pgdn", "page(1)", "a page down (also ctrl-d)"),

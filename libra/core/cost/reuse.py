@@ -1,6 +1,6 @@
 """How much of a prefix an engine still has when its turn comes back: engines' own counters against what placement hoped for.
 
-    share = (reused + PRIOR_TOKENS) / (hoped + PRIOR_TOKENS), at most 1          both forgotten by MEMORY at each report
+    share = (reused + PRIOR_TOKENS) / (hoped + PRIOR_TOKENS)          both forgotten by MEMORY at each report, reused <= hoped
 
 A prefix that placement believes to lie on an engine may be gone there: caches keep whole blocks, and drop the prefix that was
 not used for longest. What an engine reuses without being hoped for (prompts that a group has in common) counts for it, so the
@@ -14,14 +14,17 @@ PRIOR_TOKENS = 4096.0
 
 
 class Reuse(Struct):
-    share: float = 1.0
-    """Of the tokens that are believed to lie on an engine of this bucket: those that it is expected to find there."""
     hoped: float = 0.0
     reused: float = 0.0
     open: dict[int, int] = {}
     """Hoped for since the engine's last report."""
     counters: dict[int, int] = {}
     """The engine's counter at its last report."""
+
+    @property
+    def share(self) -> float:
+        """Of the tokens that are believed to lie on an engine of this bucket: those that it is expected to find there."""
+        return (self.reused + PRIOR_TOKENS) / (self.hoped + PRIOR_TOKENS)
 
     def hope(self, engine: int, tokens: int) -> None:
         """A turn begins on `engine`, where this many tokens of its context should lie."""
@@ -32,18 +35,11 @@ class Reuse(Struct):
         before = self.counters.get(engine, 0)
         new = reused_tokens - before if reused_tokens >= before else reused_tokens
         self.counters[engine] = reused_tokens
-        hoped = self.open.pop(engine, 0)
-        if not hoped and not self.hoped:
-            return  # nothing was expected yet, so nothing is shown by what was found
-        self.hoped = MEMORY * self.hoped + hoped
+        self.hoped = MEMORY * self.hoped + self.open.pop(engine, 0)
         self.reused = min(MEMORY * self.reused + new, self.hoped)
-        self.share = min(1.0, (self.reused + PRIOR_TOKENS) / (self.hoped + PRIOR_TOKENS))
 
-    def copy(self, at_rest: bool = False) -> "Reuse":
-        """A snapshot; at rest: for engines that will all begin anew."""
-        if at_rest:
-            return Reuse(self.share, self.hoped, self.reused)
-        return Reuse(self.share, self.hoped, self.reused, dict(self.open), dict(self.counters))
+    def copy(self) -> "Reuse":
+        return Reuse(self.hoped, self.reused, dict(self.open), dict(self.counters))
 
     def gone(self, engine: int) -> None:
         """The engine will report no more."""
