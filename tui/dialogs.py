@@ -78,6 +78,8 @@ class Question(ModalScreen[str]):
         super().__init__()
         self._dialog = _Dialog(lines, styles)
         self._answers = answers
+        self._hint = Canvas(styles)
+        self._hint.lines = [(("tab chooses, enter takes it, esc cancels", "dim"),)]
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
@@ -86,15 +88,21 @@ class Question(ModalScreen[str]):
                 yield Button("Cancel", id="cancel")
                 for id, text in self._answers.items():
                     yield Button(text, id=id)
+            yield self._hint
 
     def on_mount(self) -> None:
         self.query_one("#cancel", Button).focus()
 
-    def tell(self, lines: Sequence[Line]) -> None:
-        """Other lines: what the draft's check or price says by now."""
+    def tell(self, lines: Sequence[Line], *, possible: bool) -> None:
+        """Other lines: what the draft's check or price says by now. Where it is not possible, only Cancel is left."""
         if list(lines) != self._dialog.canvas.lines:
             self._dialog.canvas.lines = list(lines)
             self._dialog.canvas.refresh(layout=True)
+        for button in self.query(Button):
+            if button.id != "cancel":
+                button.display = possible
+        if not possible:
+            self.query_one("#cancel", Button).focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss("" if event.button.id == "cancel" else event.button.id or "")

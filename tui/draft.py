@@ -158,8 +158,12 @@ class Draft:
 
 
 def _shape(unit: Unit, s: Snapshot) -> str:
-    """The bucket whose engines fit the unit best: of its size, else the largest that divides it, else the smallest."""
+    """The bucket that its ranks served last, if it makes whole engines there; else the one whose engines fit it best: of its
+    size, else the largest that divides it, else the smallest."""
     size = len(unit.ranks)
+    came_from = {s.allocation.home.get(rank, "") for rank in unit.ranks}
+    if any({b.name} == came_from and size % b.tp == 0 for b in s.buckets):
+        return came_from.pop()
     same = [b.name for b in s.buckets if b.tp == size]
     dividing = sorted((b.tp, b.name) for b in s.buckets if size % b.tp == 0)
     if same:

@@ -29,7 +29,8 @@ class Ordering:
         self.verdict = Verdict()
         self._asked = (-1, -1)
         """Revision and epoch that the desk was last asked about."""
-        self._open: tuple[Question, Callable[[], list[Line]]] | None = None
+        self._open: Question | None = None
+        """The dialog about the draft, while it stands: its price, or that it is not possible, may come later."""
 
     # --- what comes in
 
@@ -44,9 +45,8 @@ class Ordering:
             self._app.ui.say(f"accepted: {word.answer.reason or 'done'}, allocation {word.answer.epoch}", "ok")
         else:
             self._app.ui.say(f"refused: {word.answer.reason}", "bad")
-        if self._open is not None:
-            dialog, lines = self._open
-            dialog.tell(lines())
+        if self._open is not None and (s := self._app.model.snapshot) is not None:
+            self._open.tell(self._draft_lines(s), possible=not self._forbidden())
         self._app.draw()
 
     def took(self, s: Snapshot) -> None:
@@ -128,18 +128,27 @@ class Ordering:
         if order is None:
             self._app.ui.say("there is no draft: + - m b x make one", "warn")
             return
+        if why := self._forbidden():
+            self._app.ui.say(f"not possible: {why}; change the draft, or esc drops it", "bad")
+            return
+        self._open = self._confirm(order, self._draft_lines(s), {"go": "Order"}, s, then=self.drop)
+
+    def _forbidden(self) -> str:
+        """Why the draft cannot be ordered, if the core has said so."""
+        check = self.verdict.check
+        known = check is not None and self.verdict.revision == self.draft.revision
+        return check.reason if check is not None and known and not check.valid else ""
+
+    def _draft_lines(self, s: Snapshot) -> list[Line]:
+        """The difference, and what the core and the simulator say of it."""
         changes = [
             ((line, ""),)
             for text in self.draft.difference(s, self._app.glyphs.arrow)
             for line in wrapped(text, WIDTH, 2)
         ]
-
-        def lines() -> list[Line]:
-            stale = self.verdict.revision != self.draft.revision
-            told = [((text, style),) for text, style in judged(self.verdict, stale, WIDTH)]
-            return [(("order this?", "bold"),), (), *changes, (), *told]
-
-        self._confirm(order, lines, {"go": "Order"}, s, then=self.drop)
+        stale = self.verdict.revision != self.draft.revision
+        told = [((text, style),) for text, style in judged(self.verdict, stale, WIDTH)]
+        return [(("order this?", "bold"),), (), *changes, (), *told]
 
     def _auto(self, s: Snapshot) -> None:
         a = s.allocation
@@ -205,14 +214,13 @@ class Ordering:
     def _confirm(
         self,
         order: Order | Callable[[str], Order],
-        lines: list[Line] | Callable[[], list[Line]],
+        lines: list[Line],
         answers: dict[str, str],
         s: Snapshot,
         then: Callable[[], object] = lambda: None,
-    ) -> None:
+    ) -> Question:
         epoch = s.allocation.epoch
-        dialog = Question(lines() if callable(lines) else lines, answers, self._app.styles_by_name)
-        self._open = (dialog, lines) if callable(lines) else None
+        dialog = Question(lines, answers, self._app.styles_by_name)
 
         def answered(answer: str | None) -> None:
             self._open = None
@@ -228,3 +236,4 @@ class Ordering:
             self._app.draw()
 
         self._app.push_screen(dialog, answered)
+        return dialog

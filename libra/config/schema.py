@@ -269,6 +269,8 @@ class DeadlineConfig(Table, frozen=True):
     role_start_s: PosFloat = 90.0
     group_s: PosFloat = 60.0
     """Forming a process group; afterwards the time-out of its collectives."""
+    engine_start_s: PosFloat = 600.0
+    """Making a vLLM engine, its process group included: memory, compilation, graphs, first steps."""
     warm_start_s: PosFloat = 600.0
     heartbeat_s: PosFloat = 0.5
     lost_s: PosFloat = 10.0
@@ -276,7 +278,7 @@ class DeadlineConfig(Table, frozen=True):
     lease_s: PosFloat = 6.0
     """An engine or gradient role ends by itself so long after its supervisor sent the last heartbeat that was answered."""
     stalled_s: PosFloat = 60.0
-    """A role that has orders but makes no progress for this long is ended and counted as failed."""
+    """A role that has orders but shows no progress for this long is ended and counted as failed; not while it forms a group."""
     weights_s: PosFloat = 20.0
     """One engine's pull and installation of one version."""
     drain_s: PosFloat = 10.0

@@ -227,6 +227,8 @@ class AllocationPart(_Part, frozen=True, gc=False):
     """No automatic move until a person resumes them."""
     gain: float | None = None
     """By what share the proposal promises to make a batch shorter."""
+    home: dict[int, str] = {}
+    """rank -> the bucket that it served last, of ranks that lend gradients or are spare; those that never served lack."""
 
 
 class TrainerPart(_Part, frozen=True, gc=False):

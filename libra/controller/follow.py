@@ -23,7 +23,7 @@ REWARDS = 60
 ALERTS = 8
 SMOOTHING = 0.3
 """Weight of the newest batch in the paces, of the newest 20 trajectories in the mean age."""
-ASK_PER_LOOK = 32
+ASK_PER_LOOK = 16
 """Trajectories whose residual the tree is asked for at each snapshot, where the policy does not predict."""
 NOWHERE = -1
 """The place of a trajectory that runs on no engine now; else the place is a bucket."""

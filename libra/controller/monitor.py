@@ -1,9 +1,9 @@
 """Liveness: silence and standstill become events. It checks, and never assumes.
 
 A supervisor that sends no heartbeat for `lost_s` is lost, whatever its process does; a role whose progress count stands
-still for `stalled_s` is stalled, whatever its process says (before its first progress it is starting, for which the core has
-a deadline). Time while the controller itself could not run (a stopped process, a suspended machine) is not held against
-anybody.
+still for `stalled_s` is stalled, whatever its process says (before its first progress it is starting, and later it forms its
+group and makes its engine: the core has deadlines for both). Time while the controller itself could not run (a stopped
+process, a suspended machine) is not held against anybody.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import anyio
 
 from libra.config.schema import DeadlineConfig
 from libra.core import events as e
-from libra.wire.messages import Heartbeat
+from libra.wire.messages import FORMING, Heartbeat
 
 CHECK_S = 0.5
 
@@ -104,7 +104,9 @@ class Monitor:
                 self.left(rank)
                 continue
             for start, role in watched.roles.items():
-                if role.beats > 0 and not role.reported and now - role.moved > self._deadline.stalled_s:
+                if role.doing == FORMING:
+                    role.moved = now
+                elif role.beats > 0 and not role.reported and now - role.moved > self._deadline.stalled_s:
                     role.reported = True
                     reason = f"no progress for {self._deadline.stalled_s:g} s (last: {role.doing or 'nothing'})"
                     self._post(e.RoleStalled(now, rank, start, reason))

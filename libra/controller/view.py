@@ -9,7 +9,7 @@ ranks is in `libra.controller.rows`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from libra.control.snapshot import (
     BucketRow,
     MoveRow,
     PacePart,
+    RankRow,
     ReplicaRow,
     RunPart,
     Snapshot,
@@ -83,7 +84,7 @@ class Looker:
             t=round(now, 4),
             run=self._run(),
             pace=self._pace(),
-            allocation=allocation(core, Counter([row.role for row in ranks])),
+            allocation=allocation(core, ranks),
             trainer=trainer(core, self._follower, now),
             ranks=ranks,
             engines=engines,
@@ -218,18 +219,20 @@ def epoch(core: Core) -> int:
     return core.fleet.epoch
 
 
-def allocation(core: Core, ranks: Mapping[str, int]) -> AllocationPart:
-    """`ranks`: how many have each role."""
+def allocation(core: Core, ranks: Sequence[RankRow]) -> AllocationPart:
     elastic = core.elastic
+    count = Counter([row.role for row in ranks])
+    away = [row.rank for row in ranks if row.role in ("gradient", "spare")]
     return AllocationPart(
         epoch=core.fleet.epoch,
-        **{role: ranks.get(role, 0) for role in ("trainer", "rollout", "gradient", "moving", "spare", "lost")},
+        **{role: count[role] for role in ("trainer", "rollout", "gradient", "moving", "spare", "lost")},
         hold_until=elastic.hold_until if elastic.hold_until > core.out.now else None,
         moves=tuple(_move(move) for move in core.handover.moves.values()),
         recent=tuple(_move(move) for move in elastic.history[-RECENT_MOVES:]),
         proposal=elastic.proposal.reason if elastic.proposal else "",
         paused=elastic.paused,
         gain=elastic.proposal.gain if elastic.proposal else None,
+        home={rank: bucket for rank in away if (bucket := core.allocation.home(rank))},
     )
 
 

@@ -41,6 +41,11 @@ class Allocation:
             for rank in unit.ranks:
                 self._home[rank] = unit.bucket
 
+    def home(self, rank: int) -> str:
+        """The bucket that the rank served last; "" where it never served."""
+        bucket = self._home.get(rank)
+        return "" if bucket is None else self.buckets[bucket].name
+
     def counts(self) -> tuple[int, int]:
         """(ranks in rollout, ranks that lend gradients); a rank that moves counts where it comes from."""
         rollout = sum(len(e.ranks) for e in self.fleet.engines.values() if not e.gated)

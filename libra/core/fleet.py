@@ -189,8 +189,11 @@ class Fleet:
         return self.core if id == CORE else self.engines.get(id) or self.replicas.get(id)
 
     def forms_group(self, unit: Unit) -> bool:
-        """vLLM wants a group of one rank as well: its engine is made while the group is formed, under that deadline."""
-        return unit.role != "rollout" or len(unit.ranks) > 1 or self.buckets[unit.bucket].engine == "vllm"
+        return unit.role != "rollout" or len(unit.ranks) > 1 or self.makes_engine(unit)
+
+    def makes_engine(self, unit: Unit) -> bool:
+        """While the group is formed: vLLM's engines need it, a group of one rank as well, and take minutes to make."""
+        return unit.role == "rollout" and self.buckets[unit.bucket].engine == "vllm"
 
     def bucket_of(self, engine: int) -> int:
         """The bucket of an engine that is, or was."""

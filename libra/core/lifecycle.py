@@ -147,7 +147,10 @@ class Lifecycle:
         unit.command = self.out.put(
             FormGroup(self.out.next_seq(), group, unit.ranks, self.fleet.epoch, unit.attempt - 1)
         )
-        self._deadline(unit, "group_s", "did not form the process group")
+        if self.fleet.makes_engine(unit):
+            self._deadline(unit, "engine_start_s", "did not make its engine")
+        else:
+            self._deadline(unit, "group_s", "did not form the process group")
 
     def group_formed(self, e: GroupFormed) -> None:
         unit = self._unit_of(e.rank)
@@ -175,7 +178,7 @@ class Lifecycle:
         units = [self.fleet.unit(id) for id in device.processes.values()]
         return next((u for u in units if u is not None and u.state == "forming"), None)
 
-    def _deadline(self, unit: Unit, key: Literal["role_start_s", "group_s"], what: str) -> None:
+    def _deadline(self, unit: Unit, key: Literal["role_start_s", "group_s", "engine_start_s"], what: str) -> None:
         state, attempt = unit.state, unit.attempt
         seconds: float = getattr(self.deadline, key)
 

@@ -59,7 +59,7 @@ class EmulatedRole:
         """Carry out an order, or a note of one of the role's own threads."""
         match order:
             case m.FormMembers():
-                self.link.doing = "forming"
+                self.link.doing = m.FORMING
                 self._form(order)
                 self.link.doing = "idle"
             case _:

@@ -55,7 +55,7 @@ class GradientRole:
     def _take(self, order: object) -> None:
         match order:
             case m.FormMembers():
-                self.link.doing = "forming"
+                self.link.doing = m.FORMING
                 self._form(order)
             case m.Install():
                 self._install(order)

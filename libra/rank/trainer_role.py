@@ -69,7 +69,7 @@ class TrainerRole:
     def _take(self, order: object) -> None:
         match order:
             case m.FormMembers():
-                self.link.doing = "forming"
+                self.link.doing = m.FORMING
                 self._form(order)
             case m.StartWarm():
                 self.link.doing = "warm start"

@@ -138,7 +138,7 @@ class VllmRole:
             case m.Forget():
                 self.engine.forget(order.trajs)
             case m.FormMembers():
-                self.link.doing = "forming"
+                self.link.doing = m.FORMING
                 self._form(order)
             case m.Install():
                 self._pulled = None

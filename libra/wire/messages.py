@@ -100,6 +100,10 @@ class Shutdown(Message, frozen=True, tag=True):
     grace_s: float
 
 
+FORMING = "forming"
+"""`doing` of a role that forms its group, and makes its engine: no progress shows for minutes, and it is not stalled."""
+
+
 class RoleBeat(Struct, frozen=True):
     """`beats` is the progress counter of the child of `start`, `doing` its one-word stage."""
 

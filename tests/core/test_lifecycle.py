@@ -1,5 +1,6 @@
 """Ranks, roles and weights: what the core does about absence, death, standstill and silence."""
 
+from msgspec import structs
 from virtual_shell import VirtualShell
 
 from libra.config.schema import BucketConfig, Config, DeadlineConfig, EvalConfig, RolloutConfig, RunConfig
@@ -96,6 +97,19 @@ def test_a_role_that_does_not_come_up_is_stopped_and_started_again() -> None:
     assert (stop.rank, stop.start) == (3, start.seq)
     (again,) = of(c.StartRole, core.handle(e.RoleExited(90.2, 3, start.seq, -9, "killed")))
     assert again.seq > start.seq
+
+
+def test_a_vllm_engine_has_minutes_to_be_made_and_is_then_started_again() -> None:
+    core = Core(structs.replace(CONFIG, bucket=(BucketConfig(engine="vllm"),)))
+    core.handle(e.RunStarted(0.0))
+    start, _ = core.handle(e.RankJoined(0.1, 3, "h", "cpu"))
+    form, timer = core.handle(e.RoleReady(1.0, start.seq, 3))
+    assert isinstance(form, c.FormGroup)
+    assert isinstance(timer, c.SetTimer)
+    assert timer.at == 1.0 + CONFIG.deadline.engine_start_s
+    out = core.handle(e.TimerFired(601.0, timer.seq))
+    assert of(c.StopRole, out)
+    assert any("needs a larger deadline.engine_start_s" in x.what for x in of(c.Report, out))
 
 
 def test_an_engine_is_restarted_so_often_and_then_given_up_and_the_run_goes_on() -> None:

@@ -3,7 +3,7 @@
 from libra.config.schema import DeadlineConfig
 from libra.controller.monitor import Monitor
 from libra.core import events as e
-from libra.wire.messages import Heartbeat, RoleBeat
+from libra.wire.messages import FORMING, Heartbeat, RoleBeat
 
 DEADLINE = DeadlineConfig(lost_s=5.0, stalled_s=20.0)
 
@@ -22,9 +22,9 @@ class Watch:
     def close(self) -> None:
         self.closed += 1
 
-    def beat(self, at: float, beats: int, start: int = 7) -> None:
+    def beat(self, at: float, beats: int, start: int = 7, doing: str = "generating") -> None:
         self.now = at
-        self.monitor.heartbeat(3, Heartbeat(0, (RoleBeat(start, beats, "generating"),)))
+        self.monitor.heartbeat(3, Heartbeat(0, (RoleBeat(start, beats, doing),)))
         self.monitor._check(at)
 
 
@@ -49,6 +49,17 @@ def test_a_role_that_gets_nowhere_is_stalled_once_however_regular_its_beats() ->
     assert isinstance(stalled, e.RoleStalled)
     assert (stalled.rank, stalled.start) == (3, 7)
     assert "no progress for 20 s (last: generating)" in stalled.reason
+
+
+def test_a_role_that_makes_its_engine_is_not_stalled_but_from_then_on_it_may_be() -> None:
+    """vLLM compiles and captures graphs for minutes without a sign; the core's own deadline bounds that."""
+    watch = Watch()
+    for second in range(1, 80):
+        watch.beat(float(second), beats=5, doing=FORMING)
+    assert watch.posted == []
+    for second in range(80, 110):
+        watch.beat(float(second), beats=5)
+    assert [(type(x), x.t) for x in watch.posted] == [(e.RoleStalled, 100.0)]
 
 
 def test_a_role_is_not_stalled_before_its_first_progress() -> None:

@@ -23,7 +23,7 @@ TOGETHER = [((2, 3), "pair")]
 CONFIG = Path(__file__).parent / "vllm_tiny.toml"
 JOB = [
     *("--run.steps=100000", "--eval.tasks=0", "--warm_start.steps=40", "--rollout.max_lag=2"),
-    *("--deadline.role_start_s=240", "--deadline.group_s=240", "--deadline.weights_s=60"),
+    *("--deadline.role_start_s=240", "--deadline.weights_s=60"),
 ]
 """Deadlines that a machine with other work can keep: each process imports vLLM."""
 

@@ -95,6 +95,23 @@ def test_units_with_one_target_make_one_move_and_others_an_arrangement() -> None
     assert MoveRanks((9, 10), "rollout", "tp1") in draft.order().moves  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("home", "bucket"),
+    [
+        ({}, "tp2"),  # never served: the engines of its size
+        ({9: "tp1", 10: "tp1"}, "tp1"),
+        ({9: "tp1", 10: "tp2"}, "tp2"),  # from two places: again the size
+        ({9: "gone", 10: "gone"}, "tp2"),
+    ],
+)
+def test_a_replica_goes_back_to_the_bucket_that_its_ranks_came_from(home: dict[int, str], bucket: str) -> None:
+    s = state()
+    s = structs.replace(s, allocation=structs.replace(s.allocation, home=home))
+    draft = Draft()
+    draft.move(units(s)[-1], s)
+    assert draft.order() == MoveRanks((9, 10), "rollout", bucket)
+
+
 def test_core_trainers_never_stand_in_a_draft() -> None:
     s, draft = state(), Draft()
     trainer = units(s)[0]

@@ -8,15 +8,18 @@ import pytest
 from textual.widgets import Button
 from tui_parts import PLAIN, TERMINAL, PretendOffice, Still, model, picture, state, text
 
+from libra.control.messages import DraftAnswer
 from libra.control.snapshot import Snapshot
 from libra.core.orders import Arrange, CancelTrajectory, Hold, MoveRanks, Pause, Raise, Undo
 from tui.app import Dashboard
+from tui.desk import Verdict
 from tui.dialogs import Question
 from tui.feed import Feed
 from tui.model import LinkState, Model
 from tui.terminal import Terminal
 from tui.ui import SCREENS, ScreenName
 from tui.views.help import KEYS, works
+from tui.widgets.canvas import Canvas
 
 PATIENCE = 400
 """Turns of the event loop that a thread gets to answer."""
@@ -80,6 +83,41 @@ async def test_what_the_core_forbids_is_said_at_once_and_is_not_priced() -> None
         await pilot.press("4", "j", "m")
         await until(pilot, lambda: "not possible: rank 3 is the last one" in shown(app))
         assert office.priced == []
+        await pilot.press("enter")
+        await pilot.pause()
+        assert not isinstance(app.screen, Question), "there is nothing to ask"
+        assert "esc drops it" in shown(app)
+
+
+@pytest.mark.anyio
+async def test_a_draft_that_turns_out_impossible_while_it_is_asked_about_leaves_only_cancel() -> None:
+    office = PretendOffice()
+    app = dashboard(office)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("4", "j", "j", "m")
+        await until(pilot, lambda: "valid" in shown(app))
+        await pilot.press("enter", "tab")
+        await pilot.pause()
+        assert app.focused is app.screen.query_one("#go", Button)
+        check = DraftAnswer("", False, "its host is lost", (), 5)
+        app.ordering.heard(Verdict(app.ordering.draft.revision, check))  # type: ignore[union-attr]
+        await until(pilot, lambda: not app.screen.query_one("#go", Button).display)
+        await until(pilot, lambda: app.focused is app.screen.query_one("#cancel", Button))
+        await pilot.press("tab", "enter")
+        await pilot.pause()
+        assert office.given == []
+
+
+@pytest.mark.anyio
+async def test_a_dialog_says_how_it_is_answered() -> None:
+    app = dashboard(PretendOffice())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await began(pilot)
+        await pilot.press("4", "u")
+        await pilot.pause()
+        told = "".join(text for canvas in app.screen.query(Canvas) for line in canvas.lines for text, _ in line)
+        assert "tab chooses, enter takes it, esc cancels" in told
 
 
 @pytest.mark.anyio

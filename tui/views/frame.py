@@ -20,7 +20,7 @@ from tui.views.overview import overview
 from tui.views.page import Look, Page
 from tui.views.ranks import ranks
 from tui.views.stragglers import stragglers
-from tui.views.text import Line, Span, age, cut, fit, plain, width_of, words, wrapped
+from tui.views.text import Line, Span, age, cut, fit, flowed, plain, width_of, words, wrapped
 from tui.views.trajectory import trajectory
 
 AROUND = 3
@@ -146,18 +146,7 @@ def _bottom(model: Model, ui: Ui, width: int) -> list[Line]:
     ]
     if ui.screen == "allocation" and not (model.control or replay):
         keys.append((("--control", "key"), (" to give orders", "dim")))
-    return _rows(keys, width)
-
-
-def _rows(items: Sequence[tuple[Span, ...]], width: int) -> list[Line]:
-    """As many lines as they need: none is cut."""
-    lines: list[Line] = [()]
-    for item in items:
-        needed = len("".join(text for text, _ in item).rstrip())
-        if lines[-1] and width_of(lines[-1]) + needed > width:
-            lines.append(())
-        lines[-1] = (*lines[-1], *item)
-    return lines
+    return flowed(keys, width)
 
 
 def _named(action: str) -> str:

@@ -2,7 +2,7 @@
 
 from libra.control.snapshot import Snapshot
 from tui.views.page import Look, Page
-from tui.views.text import Line, Span, age, bar, fit, number, percent, ranges, right, seconds, spark, words
+from tui.views.text import Line, Span, age, bar, fit, flowed, number, percent, ranges, right, seconds, spark, words
 
 LABEL = 12
 ROLES = ("trainer", "rollout", "gradient", "moving", "spare", "lost")
@@ -19,7 +19,7 @@ def overview(look: Look) -> Page:
         *_pace(s, look),
         _trainer(s),
         (),
-        _flight(s),
+        *_flight(s, look),
         _engines(s),
         _roles(s),
         *_allocation(s, look),
@@ -125,10 +125,12 @@ def _trainer(s: Snapshot) -> Line:
     )
 
 
-def _flight(s: Snapshot) -> Line:
+def _flight(s: Snapshot, look: Look) -> list[Line]:
     stages = [(f"{name} {count}", "") for name, count in s.run.in_flight.items() if count]
-    failed = (f"failed {s.run.failed}", "warn" if s.run.failed else "dim")
-    return _named("in flight", words(failed, *(stages or [("nothing", "dim")]), f"groups {s.run.groups_ready}"))
+    failed = [(f"failed {s.run.failed}", "warn")] if s.run.failed else []
+    parts: list[Span] = [*failed, *(stages or [("nothing", "dim")]), (f"groups {s.run.groups_ready}", "")]
+    lines = flowed([(part, ("  ", "")) for part in parts], look.width - LABEL)
+    return [_named("" if n else "in flight", line) for n, line in enumerate(lines)]
 
 
 def _engines(s: Snapshot) -> Line:

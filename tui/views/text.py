@@ -80,6 +80,16 @@ def wrapped(text: str, width: int, most: int) -> list[str]:
     return lines if len(lines) <= most else [*lines[: most - 1], " ".join(lines[most - 1 :])]
 
 
+def flowed(items: Iterable[Line], width: int) -> list[Line]:
+    """One after the other, in as many lines as they need: none is cut. Blanks at the end of an item may be."""
+    lines: list[Line] = [()]
+    for item in items:
+        if lines[-1] and width_of(lines[-1]) + len(plain(item)) > width:
+            lines.append(())
+        lines[-1] = (*lines[-1], *item)
+    return lines
+
+
 def number(value: float | None) -> str:
     """Four digits at most: 0.034, 12.3, 940, 12.3k, 4.56M."""
     if value is None:

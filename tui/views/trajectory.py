@@ -17,7 +17,7 @@ def trajectory(look: Look) -> Page:
     if not d.found:
         return Page(
             head=[((f"trajectory {wanted}", "bold"),)],
-            empty="it is over, or never was; the journal has it (libra replay RUN --traj)",
+            empty=f"it is over, or never was; if it was: libra show {look.model.run} --trajectory {wanted}",
         )
     path = d.path[-max(2, (look.height - 8) // 2) :]
     turns = d.turns
