@@ -243,6 +243,11 @@ class Core:
     # --- what has become possible
 
     def _advance(self) -> None:
+        self._go_on()
+        while self.rollout.fail_hopeless():
+            self._go_on()
+
+    def _go_on(self) -> None:
         if self.phase == "ended":
             return
         self.publication.advance(self._wanted_version)

@@ -232,7 +232,16 @@ class Fleet:
     @property
     def alive(self) -> bool:
         """Some engine serves, or may serve again, and is not about to leave."""
-        return any(
-            all(self.ranks[r].status != "lost" and (e.gated or not self.ranks[r].move) for r in e.ranks)
-            for e in self.engines.values()
-        )
+        return self.can_hold(0)
+
+    def can_hold(self, tokens: int) -> bool:
+        """Such an engine has KV room for `tokens`."""
+        return any(e.load.kv_tokens >= tokens and self._stays(e) for e in self.engines.values())
+
+    def largest_room(self) -> int:
+        """The most KV tokens that such an engine has; 0 where none is left."""
+        return max((e.load.kv_tokens for e in self.engines.values() if self._stays(e)), default=0)
+
+    def _stays(self, engine: Engine) -> bool:
+        ranks = [self.ranks[r] for r in engine.ranks]
+        return all(r.status != "lost" and (engine.gated or not r.move) for r in ranks)

@@ -85,7 +85,7 @@ class Placement:
         self._sizes = SizeClasses(small_tokens=scheduler.small_tokens, medium_tokens=scheduler.medium_tokens)
         self._family = scheduler.family or str(config.env.__struct_config__.tag)
         self._reserve_share = scheduler.reserve_share
-        self._largest = max(b.kv_tokens for b in config.bucket)
+        self._any_holds = min(b.kv_tokens for b in config.bucket)
         self._routes: dict[int, Route] = {}
         if learned is not None:
             self.policy.recall(learned.memory)
@@ -190,11 +190,11 @@ class Placement:
         return traj.context_tokens + ceil(self._reserve_share * traj.max_new_tokens)
 
     def too_large(self, traj: Trajectory) -> str:
-        """Why no engine can ever hold the turn; "" where one can."""
+        """Why no engine that is left can ever hold the turn; "" where one can."""
         whole = traj.context_tokens + traj.max_new_tokens
-        if whole <= self._largest:
+        if whole <= self._any_holds or self.fleet.can_hold(whole):
             return ""
-        return f"its turn needs {whole} tokens of KV room, the largest engine has {self._largest}"
+        return f"its turn needs {whole} tokens of KV room, the largest engine left has {self.fleet.largest_room()}"
 
     def decide(self, traj: Trajectory, floor: int) -> Decision | None:
         """Where the turn goes, or what it waits for; None where no engine may take it now."""

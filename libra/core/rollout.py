@@ -46,6 +46,8 @@ class Rollout:
         self.rebalance = Rebalance(out, config.scheduler, placement, floor)
         self._alarm = False
         """A timer runs for the turn that has waited longest for a target."""
+        self._hopeless: list[tuple[Trajectory, str]] = []
+        """Waiting turns that no engine that is left can ever hold, out of all lanes, and why."""
         self.open_groups = 0
         """Groups for training that are not complete yet."""
         self.failed = 0
@@ -134,9 +136,6 @@ class Rollout:
         if max_new_tokens <= 0:  # the environment's limits are reached: it closes the episode
             self._act(traj)
             return
-        if problem := self.placement.too_large(traj):
-            self._failed(traj, problem)
-            return
         traj.stage = "waiting"
         traj.retargets = 0
         traj.arrival = self.out.now - self.placement.lead_s(traj)
@@ -210,6 +209,14 @@ class Rollout:
         traj.stage = stage
         self.placement.gone(traj)
 
+    def fail_hopeless(self) -> bool:
+        """Fail the turns that `advance` found too large for every engine that is left; whether there were any."""
+        found, self._hopeless = self._hopeless, []
+        for traj, problem in found:
+            if traj.stage == "waiting":  # else it was dropped with the group of one before it
+                self._failed(traj, problem)
+        return bool(found)
+
     # --- people
 
     def raise_up(self, traj: Trajectory, raised: bool) -> None:
@@ -258,6 +265,10 @@ class Rollout:
         decision = self.placement.decide(traj, floor)
         if decision is None:
             if lane.target is None:
+                if problem := self.placement.too_large(traj):  # it would wait for ever, and all others behind it
+                    self._hopeless.append((traj, problem))
+                    traj.ticket = 0  # out of its lane
+                    return True
                 lane.refused = asked
                 return False
             if self.placement.serves(lane.target, traj, floor):

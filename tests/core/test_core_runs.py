@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from virtual_shell import VirtualShell
 
-from libra.config.schema import BucketConfig, Config, EvalConfig, RolloutConfig, RunConfig
+from libra.config.schema import BucketConfig, Config, DeadlineConfig, EvalConfig, RolloutConfig, RunConfig
 from libra.core import commands as c
 from libra.core import events as e
 from libra.core.coordinator import Core
@@ -13,10 +13,10 @@ from libra.core.coordinator import Core
 MODES = ("async", "one-step-off", "sync")
 
 
-def small(mode: str = "async", steps: int = 6, **rollout: object) -> Config:
+def small(mode: str = "async", steps: int = 6, room: int = 900, **rollout: object) -> Config:
     return Config(
         run=RunConfig(steps=steps, mode=mode),
-        bucket=(BucketConfig(name="a", engines=2, max_batch=16, kv_tokens=900), BucketConfig(name="b", max_batch=4)),
+        bucket=(BucketConfig(name="a", engines=2, max_batch=16, kv_tokens=room), BucketConfig(name="b", max_batch=4)),
         rollout=RolloutConfig(groups_per_batch=4, samples_per_group=4, **rollout),
         eval=EvalConfig(tasks=12),
     )
@@ -43,10 +43,13 @@ def test_a_run_consumes_its_batches_in_order_and_ends(mode: str) -> None:
     fail=st.sampled_from([0.0, 0.1, 0.6]),
     kill=st.sampled_from([0.0, 0.003]),
     lag=st.integers(1, 4),
+    room=st.sampled_from([60, 900]),
 )
-def test_no_delay_failure_or_death_breaks_a_run(mode: str, seed: int, fail: float, kill: float, lag: int) -> None:
+def test_no_delay_failure_or_death_breaks_a_run(
+    mode: str, seed: int, fail: float, kill: float, lag: int, room: int
+) -> None:
     """The lag holds, every batch is consumed once, nothing is left behind; the shell checks room and versions on the way."""
-    config = small(mode, max_lag=lag if mode == "async" else None)
+    config = small(mode, room=room, max_lag=lag if mode == "async" else None)
     shell = VirtualShell(config, seed, fail_rate=fail, kill_rate=kill).run()
     assert shell.end is not None
     consumed = batches(shell)
@@ -198,7 +201,32 @@ def test_a_turn_larger_than_any_engine_fails_instead_of_waiting_for_ever() -> No
     assert shell.end is not None
     assert shell.end.ok
     reasons = [x.what for x in shell.commands if isinstance(x, c.Report)]
-    assert any("needs 20 tokens of KV room, the largest engine has 10" in r for r in reasons)
+    assert any("needs 20 tokens of KV room, the largest engine left has 10" in r for r in reasons)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("retries", [0, 1])
+def test_turns_that_only_a_lost_engine_could_hold_fail_and_the_run_goes_on_with_the_others(
+    seed: int, retries: int
+) -> None:
+    config = Config(
+        run=RunConfig(steps=6),
+        bucket=(BucketConfig(name="small", engines=2, kv_tokens=60), BucketConfig(name="large", kv_tokens=900)),
+        rollout=RolloutConfig(groups_per_batch=4, samples_per_group=2, retries=retries),
+        eval=EvalConfig(tasks=0),
+        deadline=DeadlineConfig(role_restarts=0),
+    )
+    shell = VirtualShell(config, seed)
+    shell.at(3.0, e.RankLost, rank=config.devices, reason="its host is gone")
+    shell.run()
+    assert shell.end is not None, "the run hangs"
+    assert shell.end.ok
+    assert [b.batch for b in batches(shell)] == list(range(6))
+    assert shell.core.rollout.stages() == {}
+    assert shell.core.rollout.failed
+    dropped = [x.what for x in shell.commands if isinstance(x, c.Report) and "is dropped" in x.what]
+    assert all("tokens of KV room, the largest engine left has 60" in what for what in dropped)
+    assert dropped or retries
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_published() -> None:
