@@ -137,6 +137,8 @@ class Fleet:
         allocation = config.allocation
         self.buckets = config.bucket
         self.epoch = 0
+        self.losses = 0
+        """Grows whenever an engine may have gone: what `can_hold` said before then may not be true any more."""
         self.stirred: dict[int, None] = {}
         """Units that may have to fetch weights, or can be opened, by what happened to them; `publication` looks and clears."""
         self.trainers: tuple[int, ...] = tuple(range(1, allocation.trainer + 1))
@@ -178,6 +180,7 @@ class Fleet:
 
     def remove(self, unit: Unit) -> None:
         """Its id is never used again."""
+        self.losses += 1
         del (self.engines if unit.role == "rollout" else self.replicas)[unit.id]
 
     def units(self) -> list[Unit]:
@@ -219,6 +222,16 @@ class Fleet:
     def settled_role(unit: Unit) -> RankRole:
         """Of each rank of the unit that is here and does not move."""
         return "spare" if unit.state in ("idle", "ending") else unit.role
+
+    def lose(self, rank: int) -> None:
+        """Nobody counts on it, until it comes back."""
+        self.losses += 1
+        self.ranks[rank].status = "lost"
+
+    def take(self, rank: int, move: int) -> None:
+        """It takes part in the move; what it belongs to is about to leave."""
+        self.losses += 1
+        self.ranks[rank].move = move
 
     def absent(self) -> list[int]:
         return [r.rank for r in self.ranks.values() if r.status == "absent"]

@@ -128,7 +128,7 @@ class Handover:
         )
         self.moves[move.id] = move
         for rank in plan.ranks:
-            self.fleet.ranks[rank].move = move.id
+            self.fleet.take(rank, move.id)
         if prepare_first:
             self._prepare(move)
         else:

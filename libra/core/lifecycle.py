@@ -104,7 +104,7 @@ class Lifecycle:
         rank = self.fleet.ranks.get(e.rank)
         if rank is None or rank.status == "lost":
             return
-        rank.status = "lost"
+        self.fleet.lose(rank.rank)
         units = list(rank.processes.values())
         rank.processes.clear()
         if rank.unit == CORE:
@@ -235,7 +235,7 @@ class Lifecycle:
         elif unit.live:
             if unit.restarts >= self.deadline.role_restarts and not unit.gated:
                 for rank in culprits:
-                    self.fleet.ranks[rank].status = "lost"
+                    self.fleet.lose(rank)
                 ranks = ", ".join(map(str, culprits))
                 self.out.report("error", f"rank {ranks} is given up after {unit.restarts} restarts: {reason}")
             unit.restarts += 1

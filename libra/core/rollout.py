@@ -211,11 +211,13 @@ class Rollout:
 
     def fail_hopeless(self) -> bool:
         """Fail the turns that `advance` found too large for every engine that is left; whether there were any."""
+        if not self._hopeless:
+            return False
         found, self._hopeless = self._hopeless, []
         for traj, problem in found:
             if traj.stage == "waiting":  # else it was dropped with the group of one before it
                 self._failed(traj, problem)
-        return bool(found)
+        return True
 
     # --- people
 
@@ -265,11 +267,12 @@ class Rollout:
         decision = self.placement.decide(traj, floor)
         if decision is None:
             if lane.target is None:
-                if problem := self.placement.too_large(traj):  # it would wait for ever, and all others behind it
-                    self._hopeless.append((traj, problem))
+                asked_of = (ticket, self.fleet.losses)
+                if lane.holdable != asked_of and (problem := self.placement.too_large(traj)):
+                    self._hopeless.append((traj, problem))  # it would wait for ever, and all others behind it
                     traj.ticket = 0  # out of its lane
                     return True
-                lane.refused = asked
+                lane.refused, lane.holdable = asked, asked_of
                 return False
             if self.placement.serves(lane.target, traj, floor):
                 return False
