@@ -78,8 +78,7 @@ class Question(ModalScreen[str]):
         super().__init__()
         self._dialog = _Dialog(lines, styles)
         self._answers = answers
-        self._hint = Canvas(styles)
-        self._hint.lines = [(("tab chooses, enter takes it, esc cancels", "dim"),)]
+        self._hint = _Dialog([(("tab chooses, enter takes it, esc cancels", "dim"),)], styles)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
@@ -88,7 +87,7 @@ class Question(ModalScreen[str]):
                 yield Button("Cancel", id="cancel")
                 for id, text in self._answers.items():
                     yield Button(text, id=id)
-            yield self._hint
+            yield self._hint.canvas
 
     def on_mount(self) -> None:
         self.query_one("#cancel", Button).focus()

@@ -162,8 +162,9 @@ def _shape(unit: Unit, s: Snapshot) -> str:
     size, else the largest that divides it, else the smallest."""
     size = len(unit.ranks)
     came_from = {s.allocation.home.get(rank, "") for rank in unit.ranks}
-    if any({b.name} == came_from and size % b.tp == 0 for b in s.buckets):
-        return came_from.pop()
+    home = [b.name for b in s.buckets if {b.name} == came_from and size % b.tp == 0]
+    if home:
+        return home[0]
     same = [b.name for b in s.buckets if b.tp == size]
     dividing = sorted((b.tp, b.name) for b in s.buckets if size % b.tp == 0)
     if same:

@@ -29,8 +29,8 @@ class Ordering:
         self.verdict = Verdict()
         self._asked = (-1, -1)
         """Revision and epoch that the desk was last asked about."""
-        self._open: Question | None = None
-        """The dialog about the draft, while it stands: its price, or that it is not possible, may come later."""
+        self._open: tuple[Question, list[Line]] | None = None
+        """The dialog about a draft while it stands, and the changes that it asks about, which are what is then ordered."""
 
     # --- what comes in
 
@@ -45,8 +45,9 @@ class Ordering:
             self._app.ui.say(f"accepted: {word.answer.reason or 'done'}, allocation {word.answer.epoch}", "ok")
         else:
             self._app.ui.say(f"refused: {word.answer.reason}", "bad")
-        if self._open is not None and (s := self._app.model.snapshot) is not None:
-            self._open.tell(self._draft_lines(s), possible=not self._forbidden())
+        if self._open is not None:
+            dialog, changes = self._open
+            dialog.tell(self._asks(changes), possible=not self._forbidden())
         self._app.draw()
 
     def took(self, s: Snapshot) -> None:
@@ -131,23 +132,27 @@ class Ordering:
         if why := self._forbidden():
             self._app.ui.say(f"not possible: {why}; change the draft, or esc drops it", "bad")
             return
-        self._open = self._confirm(order, self._draft_lines(s), {"go": "Order"}, s, then=self.drop)
-
-    def _forbidden(self) -> str:
-        """Why the draft cannot be ordered, if the core has said so."""
-        check = self.verdict.check
-        known = check is not None and self.verdict.revision == self.draft.revision
-        return check.reason if check is not None and known and not check.valid else ""
-
-    def _draft_lines(self, s: Snapshot) -> list[Line]:
-        """The difference, and what the core and the simulator say of it."""
-        changes = [
+        changes: list[Line] = [
             ((line, ""),)
             for text in self.draft.difference(s, self._app.glyphs.arrow)
             for line in wrapped(text, WIDTH, 2)
         ]
-        stale = self.verdict.revision != self.draft.revision
-        told = [((text, style),) for text, style in judged(self.verdict, stale, WIDTH)]
+        dialog = self._confirm(order, self._asks(changes), {"go": "Order"}, s, then=self.drop)
+        self._open = dialog, changes
+
+    @property
+    def _stale(self) -> bool:
+        """The verdict is of an older draft."""
+        return self.verdict.revision != self.draft.revision
+
+    def _forbidden(self) -> str:
+        """Why the draft cannot be ordered, if the core has said so."""
+        check = self.verdict.check
+        return "" if check is None or check.valid or self._stale else check.reason
+
+    def _asks(self, changes: list[Line]) -> list[Line]:
+        """The changes, and what the core and the simulator say of them by now."""
+        told = [((text, style),) for text, style in judged(self.verdict, self._stale, WIDTH)]
         return [(("order this?", "bold"),), (), *changes, (), *told]
 
     def _auto(self, s: Snapshot) -> None:

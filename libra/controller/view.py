@@ -222,7 +222,6 @@ def epoch(core: Core) -> int:
 def allocation(core: Core, ranks: Sequence[RankRow]) -> AllocationPart:
     elastic = core.elastic
     count = Counter([row.role for row in ranks])
-    away = [row.rank for row in ranks if row.role in ("gradient", "spare")]
     return AllocationPart(
         epoch=core.fleet.epoch,
         **{role: count[role] for role in ("trainer", "rollout", "gradient", "moving", "spare", "lost")},
@@ -232,7 +231,11 @@ def allocation(core: Core, ranks: Sequence[RankRow]) -> AllocationPart:
         proposal=elastic.proposal.reason if elastic.proposal else "",
         paused=elastic.paused,
         gain=elastic.proposal.gain if elastic.proposal else None,
-        home={rank: bucket for rank in away if (bucket := core.allocation.home(rank))},
+        home={
+            row.rank: bucket
+            for row in ranks
+            if row.role in ("gradient", "spare") and (bucket := core.allocation.home(row.rank))
+        },
     )
 
 

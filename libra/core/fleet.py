@@ -138,7 +138,7 @@ class Fleet:
         self.buckets = config.bucket
         self.epoch = 0
         self.losses = 0
-        """Grows whenever an engine may have gone: what `can_hold` said before then may not be true any more."""
+        """Grows whenever an engine may have gone that did not serve: what `can_hold` said before may not be true any more."""
         self.stirred: dict[int, None] = {}
         """Units that may have to fetch weights, or can be opened, by what happened to them; `publication` looks and clears."""
         self.trainers: tuple[int, ...] = tuple(range(1, allocation.trainer + 1))
@@ -180,7 +180,6 @@ class Fleet:
 
     def remove(self, unit: Unit) -> None:
         """Its id is never used again."""
-        self.losses += 1
         del (self.engines if unit.role == "rollout" else self.replicas)[unit.id]
 
     def units(self) -> list[Unit]:

@@ -85,7 +85,6 @@ class Placement:
         self._sizes = SizeClasses(small_tokens=scheduler.small_tokens, medium_tokens=scheduler.medium_tokens)
         self._family = scheduler.family or str(config.env.__struct_config__.tag)
         self._reserve_share = scheduler.reserve_share
-        self._any_holds = min(b.kv_tokens for b in config.bucket)
         self._routes: dict[int, Route] = {}
         if learned is not None:
             self.policy.recall(learned.memory)
@@ -192,7 +191,7 @@ class Placement:
     def too_large(self, traj: Trajectory) -> str:
         """Why no engine that is left can ever hold the turn; "" where one can."""
         whole = traj.context_tokens + traj.max_new_tokens
-        if whole <= self._any_holds or self.fleet.can_hold(whole):
+        if self.index.holds(whole) or self.fleet.can_hold(whole):
             return ""
         return f"its turn needs {whole} tokens of KV room, the largest engine left has {self.fleet.largest_room()}"
 

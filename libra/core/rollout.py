@@ -260,19 +260,18 @@ class Rollout:
     def _place_head(self, lane: Lane) -> bool:
         """Take the lane's head out: to an engine, or to another lane. False: it has to stay where it is."""
         _, ticket, traj = lane.first()
-        asked = (ticket, self.placement.index.changes)
+        asked = (ticket, self.placement.index.changes, self.fleet.losses)
         if lane.refused == asked:
             return False
         floor = self._floor(traj.group)
         decision = self.placement.decide(traj, floor)
         if decision is None:
             if lane.target is None:
-                asked_of = (ticket, self.fleet.losses)
-                if lane.holdable != asked_of and (problem := self.placement.too_large(traj)):
+                if problem := self.placement.too_large(traj):
                     self._hopeless.append((traj, problem))  # it would wait for ever, and all others behind it
                     traj.ticket = 0  # out of its lane
                     return True
-                lane.refused, lane.holdable = asked, asked_of
+                lane.refused = asked
                 return False
             if self.placement.serves(lane.target, traj, floor):
                 return False

@@ -34,15 +34,14 @@ Entry = tuple[float, int, Trajectory]
 class Lane:
     """Turns of one slot that wait for `target`; None: for any engine."""
 
-    __slots__ = ("heap", "holdable", "refused", "target")
+    __slots__ = ("heap", "refused", "target")
 
     def __init__(self, target: Target | None) -> None:
         self.target = target
         self.heap: list[Entry] = []
-        self.refused: tuple[int, int] = (0, 0)
-        """(ticket, changes of the index) when no engine could take the head: until one of the two moves, none can."""
-        self.holdable: tuple[int, int] = (0, 0)
-        """(ticket, losses of the fleet) when some engine was large enough for the head: until one of the two moves, one is."""
+        self.refused: tuple[int, int, int] = (0, 0, 0)
+        """(ticket, changes of the index, losses of the fleet) when no engine could take the head: until one of the three moves,
+        none can, and some engine that is left is large enough for it."""
 
     def head(self) -> Entry | None:
         heap = self.heap

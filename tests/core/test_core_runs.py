@@ -229,6 +229,33 @@ def test_turns_that_only_a_lost_engine_could_hold_fail_and_the_run_goes_on_with_
     assert dropped or retries
 
 
+def test_an_engine_that_is_lost_when_it_was_down_already_holds_up_nobody() -> None:
+    """Its host hangs: the role gets nowhere and does not end when told to, and only later is the rank given up."""
+    config = Config(
+        run=RunConfig(steps=6),
+        bucket=(BucketConfig(name="small", kv_tokens=60), BucketConfig(name="large", kv_tokens=900)),
+        rollout=RolloutConfig(groups_per_batch=4, samples_per_group=2),
+        eval=EvalConfig(tasks=0),
+    )
+    shell, large = VirtualShell(config), config.devices
+    carry_out = shell.carry_out
+
+    def watch(command: c.Command) -> None:
+        if isinstance(command, c.StartRole) and command.rank == large:
+            shell.at(3.0, e.RoleStalled, rank=large, start=command.seq, reason="no progress")
+        if isinstance(command, c.StopRole) and command.rank == large:
+            shell.reserved[shell.starts[command.start][1]].clear()  # it samples nothing any more
+        else:
+            carry_out(command)
+
+    shell.carry_out = watch  # type: ignore[method-assign]
+    shell.at(1000.0, e.RankLost, rank=large, reason="its host is gone")
+    shell.run()
+    assert shell.end is not None, "the run hangs"
+    assert shell.end.ok
+    assert [b.batch for b in batches(shell)] == list(range(6))
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_published() -> None:
     shell = VirtualShell(small())
     at = shell.at

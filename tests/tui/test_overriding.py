@@ -1,10 +1,13 @@
 """The whole way of an order, by keys alone, against a pretended controller: what is asked, shown, given and said."""
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Button
 from tui_parts import PLAIN, TERMINAL, PretendOffice, Still, model, picture, state, text
 
@@ -45,17 +48,20 @@ def shown(app: Dashboard) -> str:
     return text(app.picture)
 
 
-async def began(pilot) -> None:
-    await until(pilot, lambda: pilot.app.model.snapshot is not None)
-    await pilot.pause()
+@asynccontextmanager
+async def began(app: Dashboard, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Pilot[None]]:
+    """The dashboard, once it has a state to show."""
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app.model.snapshot is not None)
+        await pilot.pause()
+        yield pilot
 
 
 @pytest.mark.anyio
 async def test_a_rank_is_moved_by_keys_alone() -> None:
     office = PretendOffice()
     app = dashboard(office)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("4", "j", "j", "m")  # trainer, engine 0, engine 1
         await until(pilot, lambda: "predicted -3 % throughput" in shown(app))
         assert "valid: ranks (4,) go to gradient" in shown(app)
@@ -78,8 +84,7 @@ async def test_a_rank_is_moved_by_keys_alone() -> None:
 async def test_what_the_core_forbids_is_said_at_once_and_is_not_priced() -> None:
     office = PretendOffice()
     app = dashboard(office)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("4", "j", "m")
         await until(pilot, lambda: "not possible: rank 3 is the last one" in shown(app))
         assert office.priced == []
@@ -93,8 +98,7 @@ async def test_what_the_core_forbids_is_said_at_once_and_is_not_priced() -> None
 async def test_a_draft_that_turns_out_impossible_while_it_is_asked_about_leaves_only_cancel() -> None:
     office = PretendOffice()
     app = dashboard(office)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("4", "j", "j", "m")
         await until(pilot, lambda: "valid" in shown(app))
         await pilot.press("enter", "tab")
@@ -112,8 +116,7 @@ async def test_a_draft_that_turns_out_impossible_while_it_is_asked_about_leaves_
 @pytest.mark.anyio
 async def test_a_dialog_says_how_it_is_answered() -> None:
     app = dashboard(PretendOffice())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("4", "u")
         await pilot.pause()
         told = "".join(text for canvas in app.screen.query(Canvas) for line in canvas.lines for text, _ in line)
@@ -125,8 +128,7 @@ async def test_a_refusal_is_shown_with_its_reason() -> None:
     office = PretendOffice()
     office.refuses = "the allocation is 5 by now, and the order was for 4"
     app = dashboard(office)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("4", "u", "tab", "enter")
         await until(pilot, lambda: "refused: the allocation is 5 by now" in shown(app))
         assert office.given == [(Undo(), 4)]
@@ -136,8 +138,7 @@ async def test_a_refusal_is_shown_with_its_reason() -> None:
 async def test_several_units_go_in_one_order() -> None:
     office = PretendOffice()
     app = dashboard(office)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("4", "minus", "minus", "plus", "j", "j", "x")
         await until(pilot, lambda: "valid" in shown(app))
         await pilot.press("enter", "tab", "enter")
@@ -161,8 +162,7 @@ async def test_several_units_go_in_one_order() -> None:
 async def test_each_order_is_asked_for_and_given(keys: tuple[str, ...], order: object) -> None:
     office = PretendOffice()
     app = dashboard(office)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         for key in keys:
             await pilot.press(key)
             await pilot.pause()
@@ -176,8 +176,7 @@ async def test_each_order_is_asked_for_and_given(keys: tuple[str, ...], order: o
 )
 async def test_without_control_no_key_orders_or_asks(keys: tuple[str, ...]) -> None:
     app = dashboard(None)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press(*keys)
         await pilot.pause()
         assert not isinstance(app.screen, Question)
@@ -188,8 +187,7 @@ async def test_without_control_no_key_orders_or_asks(keys: tuple[str, ...]) -> N
 async def test_a_draft_forgets_a_unit_that_is_gone() -> None:
     office = PretendOffice()
     app = dashboard(office)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("4", "minus")
         await until(pilot, lambda: "draft, 1 change" in shown(app))
         s: Snapshot = state(41)
@@ -200,8 +198,7 @@ async def test_a_draft_forgets_a_unit_that_is_gone() -> None:
 @pytest.mark.anyio
 async def test_space_stops_the_picture_and_goes_on_with_the_newest() -> None:
     app = dashboard(None)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("space")
         app.feed.put(state(48))
         await pilot.pause(0.2)
@@ -215,8 +212,7 @@ async def test_space_stops_the_picture_and_goes_on_with_the_newest() -> None:
 @pytest.mark.parametrize("keys", [["j"] * 60, ["down"] * 60, ["pagedown"] * 6, ["G"]])
 async def test_help_rolls_to_its_last_line_on_a_small_terminal(keys: list[str]) -> None:
     app = dashboard(PretendOffice())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("question_mark")
         await pilot.pause()
         canvas = app.screen.query_one("Canvas")
@@ -232,8 +228,7 @@ async def test_help_rolls_to_its_last_line_on_a_small_terminal(keys: list[str]) 
 @pytest.mark.anyio
 async def test_tab_goes_round_the_screens_and_round_the_buttons_of_a_dialog() -> None:
     app = dashboard(PretendOffice())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         seen = [app.ui.screen]
         for _ in SCREENS:
             await pilot.press("tab")
@@ -265,8 +260,7 @@ def test_the_bottom_lines_name_every_key_of_a_screen_whole(
 @pytest.mark.anyio
 async def test_help_tells_every_key_that_is_bound() -> None:
     app = dashboard(PretendOffice())
-    async with app.run_test(size=(100, 70)) as pilot:
-        await began(pilot)
+    async with began(app, (100, 70)) as pilot:
         await pilot.press("question_mark")
         await pilot.pause()
         lines = app.screen.query_one("Canvas").lines  # type: ignore[attr-defined]
@@ -282,8 +276,7 @@ async def test_help_tells_every_key_that_is_bound() -> None:
 @pytest.mark.anyio
 async def test_a_picture_is_saved_as_text_and_svg_and_a_row_is_copied(tmp_path: Path) -> None:
     app = dashboard(None, PLAIN, tmp_path)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("2", "j", "y")
         assert app.clipboard.split()[:2] == ["2", "trainer"]
         await pilot.press("s")
@@ -300,8 +293,7 @@ async def test_a_picture_is_saved_as_text_and_svg_and_a_row_is_copied(tmp_path: 
 async def test_leaving_ends_the_threads() -> None:
     office = PretendOffice()
     app = dashboard(office)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await began(pilot)
+    async with began(app) as pilot:
         await pilot.press("q")
     for _ in range(PATIENCE):
         if office.closed:

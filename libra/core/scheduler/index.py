@@ -147,6 +147,13 @@ class EngineIndex:
                 return load
         return None
 
+    def holds(self, whole_tokens: int) -> bool:
+        """Whether some engine that serves is large enough for a turn, be it full now."""
+        return any(
+            shelves and whole_tokens <= kv_tokens
+            for kv_tokens, shelves in zip(self._kv_tokens, self._buckets, strict=True)
+        )
+
     def serves(self, target: Target, whole_tokens: int, floor: int) -> bool:
         """Whether waiting for `target` can end: some engine of it is up, new enough, and large enough for the turn."""
         if target >= 0:
